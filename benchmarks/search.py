@@ -23,7 +23,7 @@ import torch
 from ctxext import Recipe, SearchOptions, convert, search
 from ctxext.evaluate.checkpoint_info import open_infos
 from ctxext.evaluate.model import Loading, load_model
-from ctxext.evaluate.workbench import Workbench
+from ctxext.evaluate.recipe_applier import RecipeApplier
 from ctxext.methods import MsPoE, Ntk, Yarn
 from ctxext.search.measurement import EvalSet, Measurement, make_eval_sets, measure
 
@@ -42,9 +42,9 @@ def clock() -> float:
     return times.user + times.system + times.children_user + times.children_system
 
 
-def in_place(bench: Workbench, eval_set: EvalSet, recipe: Recipe) -> Measurement:
+def in_place(applier: RecipeApplier, eval_set: EvalSet, recipe: Recipe) -> Measurement:
     """Measure a recipe as a search does, on the loaded model."""
-    return measure(bench.apply(bench.prepare(recipe)), eval_set)
+    return measure(applier.apply(applier.prepare(recipe)), eval_set)
 
 
 def measure_converted(eval_set: EvalSet, recipe: Recipe, place: Path) -> Measurement:
@@ -77,13 +77,13 @@ def time_all(rounds: int) -> dict[str, float]:
     eval_set = make_eval_sets(stock.encoder, OPTIONS, 512)[0]
     spent = dict.fromkeys(("in place", "convert, load, ask", "ctxext convert, ctxext eval"), 0.0)
     with tempfile.TemporaryDirectory() as folder:
-        bench = Workbench(stock, info.checkpoint, Path(folder) / "bench")
-        in_place(bench, eval_set, next(iter(RECIPES.values())))
+        applier = RecipeApplier(stock, info.checkpoint, Path(folder) / "bench")
+        in_place(applier, eval_set, next(iter(RECIPES.values())))
         for number in range(rounds):
             for name, recipe in RECIPES.items():
                 place = Path(folder) / f"{number}{name}".replace(" ", "-")
                 started = clock()
-                ours = in_place(bench, eval_set, recipe)
+                ours = in_place(applier, eval_set, recipe)
                 applied = clock()
                 theirs = measure_converted(eval_set, recipe, place)
                 loaded = clock()
@@ -99,15 +99,15 @@ def average_trial() -> tuple[float, int]:
     """Return the CPU seconds per recipe of a search without its last checks, and the number of trials stopped early."""
     begun: list[float] = []
 
-    def watch(standing: Any) -> None:
-        is_first = standing.stage == "trying recipes" and not begun
-        if is_first or standing.stage == "measuring the best on more prompts":
+    def watch(state: Any) -> None:
+        is_first = state.stage == "trying recipes" and not begun
+        if is_first or state.stage == "measuring the best on more prompts":
             begun.append(clock())
 
     options = SearchOptions(target_length=2048, trials=TRIALS, checked=2)
     found = search("demo", options, watch=watch)
-    early = len(found.standing.trials) - len(found.standing.points)
-    return (begun[1] - begun[0]) / len(found.standing.trials), early
+    early = len(found.state.trials) - len(found.state.points)
+    return (begun[1] - begun[0]) / len(found.state.trials), early
 
 
 def main() -> None:

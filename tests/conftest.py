@@ -138,26 +138,26 @@ def real_processes(monkeypatch) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def sampled_forms():
     """Conversions check attention on one text in the way of most users, which takes less time than the whole check."""
-    from ctxext.verify import clean_load
+    from ctxext.verify import isolated_checks
 
-    texts_of = clean_load._texts
+    texts_of = isolated_checks._texts
 
     def sample(*args):
         texts, length = texts_of(*args)
         return [{**texts[-1], "is_sample": True}], length
 
-    clean_load._texts = sample
+    isolated_checks._texts = sample
     yield texts_of
-    clean_load._texts = texts_of
+    isolated_checks._texts = texts_of
 
 
 @pytest.fixture(scope="module")
 def every_form(sampled_forms):
     """Conversions of a file check every form of attention, as they do for users."""
-    from ctxext.verify import clean_load
+    from ctxext.verify import isolated_checks
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clean_load, "_texts", sampled_forms)
+        patch.setattr(isolated_checks, "_texts", sampled_forms)
         yield
 
 

@@ -20,14 +20,14 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # what has no name of its own belongs to the room around it. The portable code stands outside: it imports none of them.
 LAYERS = (
     *("version", "notebook", "redaction", "errors", "options", "files", "data"),
-    *("checkpoint", "recipes", "methods", "verify", "converters", "gguf", "engines"),
+    *("checkpoint", "recipes", "methods", "verify", "converters", "gguf", "server", "engines", "served"),
     "evaluate.checkpoint_info",
     *(
         "evaluate.scoring.prefix_cache",
         "evaluate.loading",
         "evaluate.model",
-        "evaluate.remote",
-        "evaluate.served",
+        "evaluate.server_model",
+        "evaluate.serving",
         "evaluate.scoring",
     ),
     *("evaluate.tasks", "evaluate.settings", "evaluate.tasks.retrieval", "evaluate.report", "evaluate"),
@@ -150,7 +150,7 @@ STARTS = {
     ("verify", "--help"): HEAVY,
     ("eval", "--help"): HEAVY,
     ("--help",): (*UNNEEDED, "rich.table", "ctxext.files.schemas", "ctxext.recipes", "ctxext.checkpoint"),
-    ("methods",): (*UNNEEDED, "ctxext.converters.engines", "ctxext.recipes.recipe"),
+    ("methods",): (*UNNEEDED, "ctxext.converters.engine_support", "ctxext.recipes.recipe"),
     ("inspect", "demo"): (*UNNEEDED, "ctxext.converters.convert", "ctxext.verify.run"),
 }
 """What a command leaves unloaded."""

@@ -16,13 +16,13 @@ from ctxext import METHODS, Recipe, convert
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.converters.card import CardFacts, Measured, convert_command, front_matter, render, wrap_command
 from ctxext.converters.convert import card_of
-from ctxext.converters.engines import UNKNOWN, serving_of
+from ctxext.converters.engine_support import UNKNOWN, serving_of
 from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import info_of
 from ctxext.methods import AdjustedBase, Llama3, LongRope, MsPoE, Ntk, Yarn
 from ctxext.publish.push import plan_push
-from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.model_config import model_config
 from ctxext.recipes.registry import method_named
 from small_llama import change_json, read_json
 

@@ -18,10 +18,10 @@ import tiny_models
 from ctxext import Recipe, convert
 from ctxext.checkpoint import loading
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.engines.in_engine import _read_expected
 from ctxext.errors import CtxextError
 from ctxext.methods import Yarn
 from ctxext.recipes.methods.self_extend import SelfExtend
+from ctxext.served.every_token import _read_expected
 from small_llama import make_llama, read_json
 
 DEMO = Path(ctxext.demo.__file__).parent / "checkpoint"

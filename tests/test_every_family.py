@@ -31,11 +31,11 @@ from ctxext.checkpoint.auto_class import MASKED, auto_class
 from ctxext.checkpoint.families import family_of, serves_sliding
 from ctxext.errors import CtxextError
 from ctxext.methods import MsPoE, PositionInterpolation
-from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.relation import Relation
+from ctxext.recipes.model_config import model_config
 from ctxext.recipes.registry import method_named
-from ctxext.verify import clean_load, clean_process
-from ctxext.verify.carried import expected_frequencies
+from ctxext.verify import isolated_checks, isolated_process
+from ctxext.verify.rotation import expected_frequencies
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 sys.path.insert(0, str(Path(__file__).parent / "portable"))
@@ -53,7 +53,7 @@ def in_process(script, *words):
     """Replace the clean process: run the comparison in this process, which has imported transformers."""
     task = json.loads(Path(words[0]).read_text())
     try:
-        comparison = clean_process.compare(task)
+        comparison = isolated_process.compare(task)
     except Exception as error:
         return subprocess.CompletedProcess(script, 1, "", " ".join(f"{type(error).__name__}: {error}".split()))
     return subprocess.CompletedProcess(script, 0, json.dumps(comparison), "")
@@ -154,8 +154,8 @@ def swept(model_type, place, methods=ROTARY):
 
 @pytest.fixture(autouse=True)
 def one_process(monkeypatch):
-    monkeypatch.setattr(clean_load, "run_isolated", in_process)
-    monkeypatch.setattr(clean_load, "_NUM_TOKENS", 16)
+    monkeypatch.setattr(isolated_checks, "run_isolated", in_process)
+    monkeypatch.setattr(isolated_checks, "_NUM_TOKENS", 16)
 
 
 def which(row, known):

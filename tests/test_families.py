@@ -25,7 +25,7 @@ from ctxext.checkpoint.families import (
     sliding_layers,
 )
 from ctxext.errors import CtxextError
-from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.model_config import model_config
 from releases import IS_OLDER
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -11,7 +11,7 @@ from ctxext.checkpoint.families import FAMILIES, INNER, family_of, read
 from ctxext.checkpoint.geometry import check_sizes
 from ctxext.errors import CtxextError
 from ctxext.methods import Yarn
-from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.model_config import model_config
 from ctxext.recipes.recipe import plain_config
 
 COMPOSED = [name for name, family in FAMILIES.items() if family.text_config and name in CONFIG_MAPPING_NAMES]

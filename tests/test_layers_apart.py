@@ -16,8 +16,8 @@ from ctxext.converters.convert import check_frequencies, convert
 from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
 from ctxext.methods import Ntk, Yarn
-from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.distance_aware import num_heads
+from ctxext.recipes.model_config import model_config
 from ctxext.recipes.registry import method_named
 from ctxext.verify.references import REFERENCES
 from ctxext.verify.run import failures, verify

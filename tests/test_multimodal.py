@@ -14,13 +14,13 @@ from ctxext import Recipe, convert
 from ctxext.checkpoint.auto_class import MULTIMODAL
 from ctxext.checkpoint.families import _THINKERS, FAMILIES
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.converters.engines import source_commands
+from ctxext.converters.engine_support import source_commands
 from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
 from ctxext.methods import DynamicNtk, Llama3, Ntk, PositionInterpolation, Yarn
-from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.ntk_by_parts import NtkByParts
 from ctxext.recipes.methods.self_extend import SelfExtend
+from ctxext.recipes.model_config import model_config
 from ctxext.verify.run import failures, verify
 from small_llama import read_json
 

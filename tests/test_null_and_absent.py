@@ -28,7 +28,8 @@ from ctxext.checkpoint.families import (
 from ctxext.checkpoint.geometry import check_sizes
 from ctxext.errors import CtxextError
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
-from ctxext.recipes.encodings.rotary import attention_scaling, model_config
+from ctxext.recipes.encodings.rotary import attention_scaling
+from ctxext.recipes.model_config import model_config
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 from measure_rope_types import LENGTH, angles, close, load

@@ -30,7 +30,7 @@ from ctxext.methods import MsPoE, Ntk, Yarn
 from ctxext.options import accepts_options
 from ctxext.publish.push import Push
 from ctxext.recipes.recipe import recipe_of
-from ctxext.search.run import Found
+from ctxext.search.run import SearchResult
 
 PAGE = (Path(__file__).parents[1] / "docs" / "python.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)
@@ -75,7 +75,7 @@ FIRST = ("from ctxext import {0}", "import ctxext.{0}.run", "from ctxext.{0} imp
 
 @pytest.mark.parametrize(("name", "first"), [*((name, FIRST[1]) for name in CALLED), *((CALLED[0], f) for f in FIRST)])
 def test_a_name_is_a_function_whatever_was_imported_before(name, first, in_a_new_python):
-    module = {"compare": "candidates", "evaluate": "settings", "verify": "subject"}.get(name, "options")
+    module = {"compare": "candidates", "evaluate": "settings", "verify": "conversion"}.get(name, "options")
     code = [first, "import ctxext, sys, types", "from ctxext import {0} as before", f"import ctxext.{name}.{module}"]
     code += ["from ctxext import {0} as after", "from ctxext.{0}.run import {0} as function"]
     code += ["assert before is after is ctxext.{0} is function", "assert isinstance(function, types.FunctionType)"]
@@ -181,8 +181,8 @@ def test_other_results_are_shown():
     options |= {"device": "cpu", "dtype": "fp32"}
     shown = {
         "Finetuned('<i>': 2 steps, loss 2.500, 60 s)": Finetuned(folder=Path("<i>"), seconds=60.0, **options),
-        "Found(yarn ×4)": Found(Recipe(Yarn(factor=4)), None, None, (Path("<i>.yaml"),)),
-        "Found(no recipe significantly improves the model)": Found(None, None, None, ()),
+        "SearchResult(yarn ×4)": SearchResult(Recipe(Yarn(factor=4)), None, None, (Path("<i>.yaml"),)),
+        "SearchResult(no recipe significantly improves the model)": SearchResult(None, None, None, ()),
         "Push('https://<i>': 2 files, 12 bytes)": Push("https://<i>", "abc", True, {"a": 5, "b": 7}, ()),
     }
     for words, result in shown.items():

@@ -15,8 +15,8 @@ from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
 from ctxext.methods import Yarn
-from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.self_extend import SelfExtend
+from ctxext.recipes.model_config import model_config
 from ctxext.verify.run import failures, verify
 from loaded_models import load, logits
 from small_llama import change_json

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import json
 import random
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -17,8 +16,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import loaded_models
 from ctxext import Recipe, TrainingData, TrainingOptions, convert, finetune
+from ctxext.evaluate.report import pictures
 from ctxext.finetune.documents import Document
-from ctxext.finetune.run import draw_losses
 from ctxext.methods import Yarn
 from loaded_models import load as load
 
@@ -90,7 +89,7 @@ def change(**options) -> TrainingOptions:
 
 def tune(base: Path, out: Path, options: TrainingOptions = QUICK, *, is_drawn: bool = False, **others):
     """Train; the curve of losses is drawn where asked, as that takes longer than a short training."""
-    with mock.patch("ctxext.finetune.run.draw_losses", draw_losses if is_drawn else leave_file):
+    with mock.patch.multiple(pictures, **(DRAWN if is_drawn else NOT_DRAWN)):
         return finetune(base, out, others.pop("data", None) or Tokens(documents()), options, **others)
 
 
@@ -114,9 +113,8 @@ def documents_of(tokenizer, *words, num_needed=None, seed=0, learn="answers", **
     return data.reader(options)(tokenizer, num_needed or {16: 1 << 40})
 
 
-def leave_file(losses, lengths, path: Path) -> None:
-    """Replaces a drawing."""
-    path.write_bytes(b"not drawn")
+DRAWN = {"draw_training": pictures.draw_training, "as_png": pictures.as_png}
+NOT_DRAWN = {"draw_training": lambda losses, lengths: None, "as_png": lambda figure, *, dpi=160: b"not drawn"}
 
 
 class Stopped(Exception):
@@ -164,7 +162,8 @@ def short_trainings():
     import jinja2
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(import_module("ctxext.finetune.run"), "draw_losses", leave_file)
+        for name, function in NOT_DRAWN.items():
+            patch.setattr(pictures, name, function)
         patch.setattr("accelerate.utils.memory.gc", SimpleNamespace(collect=lambda: 0))
         patch.setattr(jinja2, "Template", functools.cache(jinja2.Template))
         yield

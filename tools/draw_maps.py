@@ -8,9 +8,9 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from ctxext.recipes.base import Method
-from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.relation import Relation
-from ctxext.verify.carried import reference_of
+from ctxext.recipes.model_config import model_config
+from ctxext.verify.rotation import reference_of
 
 FOLDER = Path(__file__).parents[1] / "docs" / "maps"
 LENGTH, TOTAL = 64, 192

@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint.geometry import KnownModel, known_models
-from ctxext.converters.engines import ENGINES, EXACT, TOLERANCE, read_measurements, worst_difference
+from ctxext.converters.engine_support import ENGINES, EXACT, TOLERANCE, read_measurements, worst_difference
 from ctxext.files.length import format_length
 from ctxext.files.strict import parse_yaml
 from ctxext.options import option_name
 from ctxext.recipes.base import Method
 from ctxext.recipes.methods.relation import Relation
-from ctxext.recipes.param import default_of, limits_of, options_of
+from ctxext.recipes.param import default_of, parameter_of, parameters_of
 from ctxext.recipes.recipe import presets
 from ctxext.recipes.registry import METHODS
 from families_page import families_page, family_counts, supporting_families, swept_families
 
 DOCS = Path(__file__).parents[1] / "docs"
-_ENGINE_NOTES = Path(__file__).parents[1] / "src" / "ctxext" / "converters" / "engines.toml"
+_ENGINE_NOTES = Path(__file__).parents[1] / "src" / "ctxext" / "converters" / "engine_support.toml"
 _NOTES = tomllib.loads(_ENGINE_NOTES.read_text(encoding="utf-8"))
 _SHARED = ("factor", "target_length", "temperature")
 _METADATA = "llama.cpp with metadata"
@@ -102,23 +102,23 @@ def _section(method: type[Method], described: set[str]) -> list[str]:
     if method.encoding != "rotary":
         lines += [f"Families: {', '.join(f'`{name}`' for name in supporting_families(method))}.", ""]
     new, repeated = [], []
-    for field in options_of(method):
+    for field in parameters_of(method):
         name = f"`{option_name(field.name)}`"
         if field.name in _SHARED:
             continue
-        if name + limits_of(field).help in described:
+        if name + parameter_of(field).help in described:
             repeated.append(name)
         else:
             new.append(f"- {name}{_describe(field)}")
-        described.add(name + limits_of(field).help)
+        described.add(name + parameter_of(field).help)
     lines += [*new, *([f"- as above: {', '.join(repeated)}"] if repeated else []), *([""] if new or repeated else [])]
-    measured = [f"`{field.name}`" for field in dataclasses.fields(method) if limits_of(field).measured]
+    measured = [f"`{field.name}`" for field in dataclasses.fields(method) if parameter_of(field).internal]
     return [*lines, f"Only in recipe files: {', '.join(measured)}.", ""] if measured else lines
 
 
 def _describe(field: dataclasses.Field[Any]) -> str:
     """Return the default, the search range, the help and the choices of an option."""
-    limits, default = limits_of(field), default_of(field)
+    limits, default = parameter_of(field), default_of(field)
     notes = [] if default is None else ["required" if default is dataclasses.MISSING else str(default)]
     if limits.search and not limits.choices:
         notes.append(f"search {'–'.join(f'{value:g}' for value in limits.search)}")

@@ -86,6 +86,9 @@ OWN_SINUSOIDS = "its attention computes the sinusoids itself, and no key of conf
 MODERNBERT = {**NEW_NESTED, "theta_key": "global_rope_theta", "local_theta_key": "local_rope_theta"}
 DRAFTER = "it is a draft model that reads the states of another model"
 
+NOT_ROPE = {"position_embedding_type": ["rope", "transformers 4.57 then builds no rotary embedding, and 5 builds one"]}
+LONG_CONTEXT = "transformers 4.57 then raises the base 8-fold, and 5 does not; write the base and set it to false"
+
 BY_HAND: dict[str, dict[str, Any]] = {
     "afmoe": {"rotated": "sliding", "reason": NO_FULL},
     "beam": {**NEW_NESTED, "rotated": "sliding", "reason": NO_FULL},
@@ -121,6 +124,7 @@ BY_HAND: dict[str, dict[str, Any]] = {
         **NEW_NESTED,
         "full_types": ["indexed_attention"],
         "local_theta_key": "swa_rope_theta",
+        "reads_top_theta": True,
     },
     "dory": {
         **NEW_NESTED,
@@ -132,7 +136,11 @@ BY_HAND: dict[str, dict[str, Any]] = {
     "exaone": {"aliases": {"num_hidden_layers": "num_layers"}},  # From the code of its first checkpoints.
     "exaone4": {"rotated": "unless_window"},
     "exaone_moe": {"rotated": "sliding", "reason": NO_FULL},  # Its window is required.
-    "falcon": {"explicit_head_dim": False, "aliases": {"num_key_value_heads": "num_kv_heads"}},
+    "falcon": {
+        "explicit_head_dim": False,
+        "aliases": {"num_key_value_heads": "num_kv_heads"},
+        "switches": {"alibi": [False, "alibi"]},
+    },
     "flint": {"rotated": "sliding", "reason": NO_FULL},
     "gemma3_text": {"nested_rope": True, "local_theta_key": "rope_local_base_freq"},
     "gemma3n_text": {"nested_rope": True, "local_theta_key": "rope_local_base_freq"},
@@ -140,9 +148,15 @@ BY_HAND: dict[str, dict[str, Any]] = {
     "gemma4_text": {**NEW_NESTED, "plain_type": "proportional", "defaults": {"global_head_dim": 512}},
     "gemma4_unified_assistant": {"reason": DRAFTER},
     "gemma4_unified_text": {**NEW_NESTED, "plain_type": "proportional", "defaults": {"global_head_dim": 512}},
+    "gpt_neo": {
+        "local_layers": {"keys": ["attention_types", "attention_layers"], "window": "window_size", "default": 256}
+    },
     "gpt_neox": {"theta_key": "rotary_emb_base", "partial_key": "rotary_pct"},
     "gpt_neox_japanese": {"theta_key": "rotary_emb_base", "partial_key": "rotary_pct"},
     "gptj": {"reason": OWN_SINUSOIDS, "scalable": False},
+    "granitemoe": {"disputed": NOT_ROPE},
+    "granitemoehybrid": {"switches": {"position_embedding_type": ["rope", "none"]}},
+    "granitemoeshared": {"disputed": NOT_ROPE},
     "granite_swa": {"rotated": "layer_theta_key", "layer_theta_key": "layer_rope_theta"},
     "granitemoe_swa": {"rotated": "layer_theta_key", "layer_theta_key": "layer_rope_theta"},
     "kolibri1": {"rotated": "sliding", "reason": NO_FULL},  # It fails without its window.
@@ -193,6 +207,8 @@ BY_HAND: dict[str, dict[str, Any]] = {
     "olmo": {"rope_scaling_keys": {"linear": ["type", "factor"], "dynamic": ["type", "factor"]}},
     "olmo2": {"rope_scaling_keys": {"linear": ["type", "factor"], "dynamic": ["type", "factor"]}},
     "olmo3": {"nested_rope": True},
+    "olmo_hybrid": {"null_disables": True},
+    "paligemma": {"bidirectional": "assumed"},
     "phi3": {"rope_scaling_keys": {"longrope": ["type", "short_factor", "long_factor"]}},
     "phi4_multimodal": {"rope_scaling_keys": {"longrope": ["type", "short_factor", "long_factor"]}},
     "phimoe": {"required_keys": ["original_max_position_embeddings", "short_mscale", "long_mscale"]},
@@ -213,6 +229,9 @@ BY_HAND: dict[str, dict[str, Any]] = {
     "zamba2": {
         "defaults": {"head_dim_multiple": 2, "hybrid_layer_ids": [6, 12, 18, 24, 30, 36, 42, 47, 51]},
         "layers": {"indices": "hybrid_layer_ids", "otherwise": "linear_attention"},
+        "switches": {"use_mem_rope": [True, "none"]},
+        "disputed": {"use_long_context": [False, LONG_CONTEXT]},
+        "lengths_by_key": {"use_long_context": 16384},
     },
     "zaya": {**NEW_NESTED, "full_types": ["hybrid"], "sliding_types": ["hybrid_sliding"]},
 }
@@ -280,6 +299,7 @@ INNER: dict[str, dict[str, Any]] = {
 }
 
 
+SCALES_IN_SOME = ("deepseek_v2",)  # Older releases of transformers 5 do not scale its scores.
 ONE_TEXT = ("ovis2",)  # transformers 4.57 builds a Qwen2 there, whatever the type.
 
 
@@ -460,7 +480,7 @@ def family(model_type: str) -> dict[str, Any]:
         found["length_key"] = aliases["max_position_embeddings"]
     if "qk_rope_head_dim" in defaults:
         found["shared_rotary_key"] = True
-    if "mscale_all_dim" in source:
+    if "mscale_all_dim" in source and model_type not in SCALES_IN_SOME:
         found["scales_scores"] = True
     if (
         not by_hand.get("nested_rope")
@@ -468,6 +488,8 @@ def family(model_type: str) -> dict[str, Any]:
         and has_windows(found["layers"])
     ):
         found["sliding_follows"] = True
+    if model_type.startswith("gemma"):
+        found.setdefault("bidirectional", "read")
     default = schedule(text, by_hand.get("full_types", ["full_attention"]))
     if default.get("rope_type", "default") not in ("default", "proportional"):
         found["explicit_default"] = True

@@ -6,7 +6,7 @@
     python tools/measure_engines.py mlx WORK         # needs mlx-lm; does not need ctxext
 
 Names after WORK select variants; the default is all of them. The figures are written to
-src/ctxext/converters/engines.json, which `inspect`, cards and docs/serving.md read: for every prompt the largest
+src/ctxext/converters/engine_support.json, which `inspect`, cards and docs/serving.md read: for every prompt the largest
 difference of a log-probability from transformers (nats, float32, CPU), and the number of equal tokens in greedy
 decoding. The checkpoint is the one in the package, factor 4; the prompts are random tokens.
 """
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-DATA = ROOT / "src/ctxext/converters/engines.json"
+DATA = ROOT / "src/ctxext/converters/engine_support.json"
 LENGTHS = (40, 400, 1300, 1900)
 WINDOW = 512
 NEW = 12
@@ -123,8 +123,8 @@ def vllm(work: Path, names: list[str]) -> None:
     """Measure each checkpoint in vLLM's own model, then in its transformers backend, all in one process."""
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    from ctxext.engines.vllm import Engine
-    from ctxext.errors import CtxextError
+    sys.path.insert(0, str(ROOT / "tests/engines"))
+    from offline_vllm import Engine
 
     for name in names:
         for engine, backend in {"vLLM": "auto", "vLLM's transformers backend": "transformers"}.items():
@@ -142,7 +142,7 @@ def vllm(work: Path, names: list[str]) -> None:
                 with closing(served):
                     scores = served.log_probabilities(prompts)
                     written = served.write(prompts, [NEW] * len(prompts))
-            except CtxextError as error:
+            except ValueError as error:
                 _keep(name, engine, {"refused": _line(error)})
                 continue
             differences = [_max_difference(found, row["given"]) for found, row in zip(scores, rows, strict=True)]

@@ -7,8 +7,9 @@
 Names after WORK select families; the default is all of them, for MLX those of `IN_MLX`. The models are random, with two
 layers, heads of 64 dimensions (supported by vLLM's kernels) and a context length of 256; each is converted by one
 method per rope type that its class reads, factor 4, or by `declare`. Qwen's linear attention is computed in float32,
-for which vLLM has no CPU kernel. For every prompt of random tokens, "families" of src/ctxext/converters/engines.json
-receives the largest difference of a log-probability, and for scale `moved`, the largest change of one by the schedule.
+for which vLLM has no CPU kernel. For every prompt of random tokens, "families" of
+src/ctxext/converters/engine_support.json receives the largest difference of a log-probability, and for scale `moved`,
+the largest change of one by the schedule.
 """
 
 import json
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from ctxext.converters.engines import TOLERANCE
+from ctxext.converters.engine_support import TOLERANCE
 from measure_engines import ROOT, _alone, _line, _max_difference, _read, _write, score_in_mlx
 
 LENGTHS = (40, 200, 400, 900)
@@ -95,7 +96,8 @@ def _converted(work: Path, name: str) -> Iterator[tuple[str, Path, Path]]:
     from ctxext.checkpoint.opening import open_checkpoint
     from ctxext.errors import CtxextError
     from ctxext.recipes.encodings.no_positions import NoPositions
-    from ctxext.recipes.encodings.rotary import Rotary, model_config
+    from ctxext.recipes.encodings.rotary import Rotary
+    from ctxext.recipes.model_config import model_config
     from ctxext.recipes.recipe import recipe_from_dict
 
     for form in (SPECIAL, *([WITHOUT_POSITIONS] if name in WITHOUT_POSITIONS else [])):
@@ -190,7 +192,7 @@ def vllm(work: Path, names: list[str]) -> None:
 
 
 def _cell(folder: Path, rows: list[dict[str, Any]], name: str, backend: str) -> dict[str, Any]:
-    from ctxext.engines.vllm import Engine
+    from offline_vllm import Engine
 
     arguments: dict[str, Any] = {"gpu_memory_utilization": 0.2, "enforce_eager": True, "enable_prefix_caching": False}
     arguments["model_impl"] = backend

@@ -4,9 +4,9 @@ Run it with each tested version of transformers:
 
     PYTHONPATH=src:tests python tools/measure_rotary_classes.py [--write] [FAMILY ...]
 
-A rope type is recorded if the class rotates by the formulas of `ctxext.verify.measured`, for parameters drawn from all
-of its ranges. With `--write` the entries of this version are replaced in measured.json. An entry is valid for every
-version with the same code, so run it with the newest version of each line last.
+A rope type is recorded if the class rotates by the formulas of `ctxext.verify.rotary_classes`, for parameters drawn
+from all of its ranges. With `--write` the entries of this version are replaced in rotary_classes.json. An entry is
+valid for every version with the same code, so run it with the newest version of each line last.
 """
 
 import json
@@ -20,8 +20,8 @@ import transformers
 
 import tiny_models
 from ctxext.checkpoint.families import FAMILIES, Family
-from ctxext.verify import measured
-from ctxext.verify.carried import Rotation, difference, rotations
+from ctxext.verify import rotary_classes
+from ctxext.verify.rotation import Rotation, difference, rotations
 
 DRAWS = 16
 """Schedules of each rope type that a class must agree with."""
@@ -31,7 +31,7 @@ Config = dict[str, Any]
 
 def drawn_number(key: str, rng: random.Random) -> float:
     """Draw a parameter of a schedule: any value of its range, or one end of it."""
-    low, high = measured.RANGES[key]
+    low, high = rotary_classes.RANGES[key]
     if rng.random() < 0.1:
         return rng.choice((low, high))
     if rng.random() < 0.2:
@@ -40,12 +40,12 @@ def drawn_number(key: str, rng: random.Random) -> float:
 
 
 def drawn_config(base: Mapping[str, Any], rope_type: str, rng: random.Random) -> Config:
-    """Draw a configuration with a schedule of this type, from all the parameters that `measured` covers."""
+    """Draw a configuration with a schedule of this type, from all the parameters that `rotary_classes` covers."""
     config = {key: value for key, value in base.items() if key not in ("rope_scaling", "rope_parameters")}
     dim = rng.choice((8, 16, 32, 48, 64, 80, 96, 128, 192, 256, 512))
     config["head_dim"] = dim
     length = rng.choice((64, 100, 512, 2048, 4096, 32768, 131072, 1 << 20))
-    needed, allowed = measured.KEYS[rope_type]
+    needed, allowed = rotary_classes.KEYS[rope_type]
     numbers: Config = {}
     for key in sorted(needed | {key for key in allowed if rng.random() < 0.5}):
         if key == "original_max_position_embeddings":
@@ -75,16 +75,16 @@ def drawn_config(base: Mapping[str, Any], rope_type: str, rng: random.Random) ->
 
 def disagreement(config: Config) -> str:
     """Return the difference between the class and the formulas; empty if they agree."""
-    rotary = measured.flat_rotary(config)
+    rotary = rotary_classes.flat_rotary(config)
     if rotary is None:
         return "the drawn configuration is not one that is answered for"
     lengths = sorted({rotary.trained_length // 2, rotary.trained_length, rotary.usable_length})
-    wanted = measured.formulas(rotary, lengths)
+    wanted = rotary_classes.formulas(rotary, lengths)
     for length, entries in rotations(config, lengths).items():
         if [entry.layer_type for entry in entries] != [""]:
             return f"{len(entries)} rotary embeddings or types of layers"
         off = difference(Rotation("", "", entries[0].frequencies, entries[0].scaling), *wanted[length])
-        if not off < measured.TOLERANCE:
+        if not off < rotary_classes.TOLERANCE:
             return f"{off:.1e} at {length} tokens"
     return ""
 
@@ -93,7 +93,7 @@ def agreeing(model_type: str, draws: int = DRAWS, seed: int = 0) -> tuple[list[s
     """Return the rope types for which a class rotates by the formulas, and the problem of each other rope type."""
     base = {"model_type": model_type, **tiny_models.tiny_config(model_type).to_diff_dict()}
     left_out: dict[str, str] = {}
-    for rope_type in measured.KEYS:
+    for rope_type in rotary_classes.KEYS:
         rng = random.Random(f"{seed} {model_type} {rope_type}")
         for _ in range(draws):
             try:
@@ -103,7 +103,7 @@ def agreeing(model_type: str, draws: int = DRAWS, seed: int = 0) -> tuple[list[s
             if problem:
                 left_out[rope_type] = problem
                 break
-    return [name for name in measured.KEYS if name not in left_out], left_out
+    return [name for name in rotary_classes.KEYS if name not in left_out], left_out
 
 
 def is_plain(family: Family) -> bool:
@@ -127,7 +127,7 @@ def candidates() -> list[str]:
     They have flat schedules and one folder of files in the installed transformers.
     """
     known = [name for name, family in FAMILIES.items() if is_plain(family) and name in tiny_models.FAMILIES]
-    return [name for name in known if measured.digest_of(name)]
+    return [name for name in known if rotary_classes.digest_of(name)]
 
 
 def main(words: list[str]) -> None:
@@ -137,13 +137,13 @@ def main(words: list[str]) -> None:
         rope_types, left_out = agreeing(model_type)
         sys.stdout.write(f"{model_type}: {', '.join(rope_types) or 'none'} {left_out or ''}\n")
         if rope_types:
-            entries[measured.digest_of(model_type)] = {
+            entries[rotary_classes.digest_of(model_type)] = {
                 "family": model_type,
                 "transformers": transformers.__version__,
                 "rope_types": rope_types,
             }
     if "--write" in words:
-        kept = json.loads(measured.RECORD.read_text(encoding="utf-8")) if measured.RECORD.exists() else {}
+        kept = json.loads(rotary_classes.RECORD.read_text(encoding="utf-8")) if rotary_classes.RECORD.exists() else {}
         done = {entry["family"] for entry in entries.values()} if names else None
         kept = {
             digest: entry
@@ -152,7 +152,7 @@ def main(words: list[str]) -> None:
         }
         order = sorted({**kept, **entries}.items(), key=lambda item: (item[1]["family"], item[1]["transformers"]))
         lines = ",\n".join(f"  {json.dumps(digest)}: {json.dumps(entry)}" for digest, entry in order)
-        measured.RECORD.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+        rotary_classes.RECORD.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ Run it with the newest supported version of transformers; names are those of pub
 
     PYTHONPATH=src:tests python tools/record_weight_names.py
 
-A family of measured.json is recorded if its names follow from config.json; in hybrid families they do not.
+A family of rotary_classes.json is recorded if its names follow from config.json; in hybrid families they do not.
 """
 
 import json
@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 import tiny_models
 from ctxext.checkpoint.loading import RECORDED
 from ctxext.files.tensor_files import read_safetensors_header
-from ctxext.verify.measured import read_measurements
+from ctxext.verify.rotary_classes import read_measurements
 
 SIZES = {
     **{"num_hidden_layers": 5, "first_k_dense_replace": 2, "num_dense_layers": 2, "moe_layer_start_index": 2},

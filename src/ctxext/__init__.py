@@ -46,10 +46,10 @@ if TYPE_CHECKING:
     from ctxext.recipes.recipe import load_recipe as load_recipe
     from ctxext.recipes.registry import METHODS as METHODS
     from ctxext.search.options import SearchOptions as SearchOptions
-    from ctxext.search.run import Found as Found
+    from ctxext.search.run import SearchResult as SearchResult
     from ctxext.search.run import search as search
+    from ctxext.verify.conversion import Finding as Finding
     from ctxext.verify.run import verify as verify
-    from ctxext.verify.subject import Finding as Finding
 
 _NAMES = {
     "checkpoint.opening": ("Checkpoint", "open_checkpoint"),
@@ -71,9 +71,9 @@ _NAMES = {
     "recipes.recipe": ("Recipe", "load_recipe"),
     "recipes.registry": ("METHODS",),
     "search.options": ("SearchOptions",),
-    "search.run": ("Found", "search"),
+    "search.run": ("SearchResult", "search"),
     "verify.run": ("verify",),
-    "verify.subject": ("Finding",),
+    "verify.conversion": ("Finding",),
 }
 """Public names by module, the same as the imports above for type checkers."""
 

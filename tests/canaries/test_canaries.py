@@ -17,7 +17,7 @@ import transformers
 from doors import DOORS, INNER, TOGETHER, WITH_CODE
 
 from ctxext.recipes.code.own_code import module_of
-from ctxext.verify import carried
+from ctxext.verify import rotation
 from openai_server import Served, running
 from tiny_base import write_jsonl
 
@@ -80,7 +80,7 @@ def test_what_is_converted_verified_and_measured_stays_silent(method, strangers,
 @pytest.mark.parametrize("door", INNER, ids=lambda door: door.__name__)
 def test_a_configuration_inside_another_stays_silent(door, strangers, silent, tmp_path, monkeypatch):
     """Issue: `convert` and `verify` contacted the Hub for a backbone, or asked whether to run its code."""
-    monkeypatch.setattr(carried, "measured_rotations", lambda *_: None)  # The class itself is built.
+    monkeypatch.setattr(rotation, "measured_rotations", lambda *_: None)  # The class itself is built.
     source, out = strangers(door), tmp_path / "out"
     silent("inspect", source, may_fail=True)
     silent("convert", source, out, *convert_words("yarn"), may_fail=True)

@@ -17,7 +17,7 @@ from ctxext.cli.app import SUMMARIES, app, main
 from ctxext.cli.interrupts import INTERRUPTED
 from ctxext.cli.methods import example_of, option_name
 from ctxext.methods import LongRope, MsPoE, Yarn
-from ctxext.recipes.param import options_of
+from ctxext.recipes.param import parameters_of
 
 COMMANDS = typer.main.get_command(app).commands
 
@@ -77,7 +77,7 @@ def test_a_method_is_shown_in_full(method, run):
     text = " ".join(run("methods", method.name).stdout.split())
     assert method.paper in text
     assert example_of(method) in text
-    for field in options_of(method):
+    for field in parameters_of(method):
         assert option_name(field.name) in text
 
 
@@ -148,8 +148,8 @@ def test_a_stopped_search_is_not_told_to_start_again(monkeypatch, run, tmp_path)
     out, told = tmp_path / "best.yaml", []
 
     @contextlib.contextmanager
-    def at_once(tell):
-        told.append(tell)
+    def at_once(notify):
+        told.append(notify)
         yield
 
     def stopped(*given, study, **others):

@@ -20,7 +20,6 @@ from ctxext.cli.output import resuming_command
 from ctxext.compare.candidates import CompareOptions
 from ctxext.converters.convert import convert, plan_conversion
 from ctxext.converters.options import Calibration, ConvertOptions
-from ctxext.engines.server import ServerOptions
 from ctxext.evaluate.model import Loading
 from ctxext.evaluate.settings import Settings
 from ctxext.files.output_directory import OverwriteOptions
@@ -29,6 +28,7 @@ from ctxext.finetune.options import RunOptions, TrainingOptions
 from ctxext.methods import MsPoE, Yarn
 from ctxext.publish.upload_plan import PushOptions, UploadPlan
 from ctxext.search.options import SearchOptions, StudyPlace
+from ctxext.server.client import ServerOptions
 
 OUTPUT = {"as_json", "quiet", "verbose", "help", "help_all"}
 TOKEN = "hf_GivenGiven"
@@ -209,7 +209,7 @@ def test_compare(arrived):
     options = {**WHAT_IS_ASKED, "target_length": 65536, "methods": ("yarn", "dca", "mine.yaml")}
     assert named.pop("options") == CompareOptions(**options)
     assert callable(named.pop("progress"))
-    assert callable(named.pop("tell"))
+    assert callable(named.pop("notify"))
     loading = Loading("cpu", "bf16", False, "eager", True, **GIVEN)
     assert named == {"loading": loading, "out": Path("there"), "resume": True, "overwrite": True}
     _, named = arrived(("compare", "one", "--target-length", "1k", "--minutes", "7"), "ctxext.compare.run.compare")
@@ -385,7 +385,7 @@ def test_convert(arrived):
     (source, out, recipe), named = arrived(CONVERT, "ctxext.cli.convert.run")
     assert (source, out, recipe.to_dict()) == ("some", Path("out"), Recipe([MsPoE(head_order="calibrated")]).to_dict())
     assert callable(named.pop("progress"))
-    assert callable(named.pop("tell"))
+    assert callable(named.pop("notify"))
     options = ConvertOptions(
         overwrite=True,
         overwrite_anything=True,
@@ -400,7 +400,7 @@ def test_convert(arrived):
     assert named == {**GIVEN, "options": options}
     (source, out, recipe), named = arrived((*CONVERT, "--dry-run"), "ctxext.cli.convert.plan_conversion")
     assert (source, out, recipe.to_dict()) == ("some", Path("out"), Recipe([MsPoE(head_order="calibrated")]).to_dict())
-    assert callable(named.pop("tell"))
+    assert callable(named.pop("notify"))
     assert named == {**GIVEN, "options": options}
     unlinked = [word for word in CONVERT if word not in ("--link", "hard")]
     assert arrived((*unlinked, "--copy"), "ctxext.cli.convert.run")[1]["options"].link == "copy"
@@ -471,7 +471,7 @@ def test_finetune(arrived, monkeypatch, expected):
     assert named.pop("eval_data") == TrainingData(("c.txt",), "text", "body", None, True)
     reporter = named.pop("reporter")
     assert callable(reporter.progress)
-    assert callable(reporter.tell)
+    assert callable(reporter.notify)
     flags = dict.fromkeys(("resume", "overwrite", "overwrite_anything"), True)
     assert named == {"run": RunOptions(**GIVEN, **flags, merge=False)}
     assert planned == []
@@ -483,7 +483,7 @@ def test_finetune(arrived, monkeypatch, expected):
     assert planned == [(["some"], asked, Loading(**GIVEN))]
     (model, reader, options), named = arrived((*FINETUNE, *words, "--dry-run"), "ctxext.finetune.dry_run.plan_training")
     assert (model, reader, options) == ("some", (chosen, options), TrainingOptions(**expected))
-    assert callable(named.pop("tell"))
+    assert callable(named.pop("notify"))
     assert named == {**GIVEN, "merge": False}
 
 

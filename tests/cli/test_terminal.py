@@ -87,8 +87,8 @@ def test_no_way_out_shows_a_token(as_json, capsys, monkeypatch):
     secret = "hf_NobodyGaveThisSecret"
     output = Output(as_json=as_json)
     output.result({"text": f"a {secret} b"}, f"a {secret} b")
-    for tell in (output.note, output.warning, output.next_step):
-        tell(f"a {secret} b")
+    for notify in (output.note, output.warning, output.next_step):
+        notify(f"a {secret} b")
     with output.progress(f"a {secret} b") as advance:
         advance("", 1, 1)
     print_error(CtxextError(f"a {secret} b", hint=f"a {secret} b"))

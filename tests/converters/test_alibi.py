@@ -17,10 +17,10 @@ from ctxext.errors import CtxextError
 from ctxext.files.isolated import run_isolated
 from ctxext.recipes.code.method import PORTABLE
 from ctxext.recipes.encodings.biases import alibi_slopes
-from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.ntk_alibi import NtkAlibi
-from ctxext.verify import checks_process, clean_load
-from ctxext.verify.carried import reference_of
+from ctxext.recipes.model_config import model_config
+from ctxext.verify import encodings_process, isolated_checks
+from ctxext.verify.rotation import reference_of
 from portable_checkpoints import load
 from small_llama import read_json
 from tiny_encodings import ALIBI, LENGTH, VOCABULARY
@@ -46,10 +46,10 @@ def one_process(monkeypatch):
         content = json.loads(Path(task).read_text())
         if content["check"] != "slopes":
             return run_isolated(script, task)
-        report = checks_process.compare_slopes(content)
+        report = encodings_process.compare_slopes(content)
         return subprocess.CompletedProcess(script, 0, json.dumps(report), "")
 
-    monkeypatch.setattr(clean_load, "run_isolated", in_process)
+    monkeypatch.setattr(isolated_checks, "run_isolated", in_process)
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def test_a_fault_in_one_form_is_refused(name, form, before, after, sources, tmp_
     assert content.count(before) == 1
     (portable / "modeling_alibi.py").write_text(content.replace(before, after))
     monkeypatch.setattr("ctxext.recipes.recipe.PORTABLE", portable)
-    monkeypatch.setattr(checks_process, "explain_decoding", lambda *_: "")  # Which sees some of them too.
+    monkeypatch.setattr(encodings_process, "explain_decoding", lambda *_: "")  # Which sees some of them too.
     with pytest.raises(CtxextError, match=rf"logits of the converted model differ from the reference by \S+: {form} "):
         convert(str(sources[name]), tmp_path / "out", Recipe([NtkAlibi(factor=FACTOR)]))
 

@@ -9,10 +9,10 @@ from ctxext import Recipe, convert, verify
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.inspection import inspect_checkpoint
 from ctxext.errors import CtxextError
-from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.buckets import WiderBuckets
+from ctxext.recipes.model_config import model_config
+from ctxext.verify.conversion import Conversion
 from ctxext.verify.run import check_buckets
-from ctxext.verify.subject import Subject
 from small_llama import read_json
 from tiny_encodings import BUCKETS, LENGTH, load, logits, save
 
@@ -53,7 +53,7 @@ def test_a_family(name, sources, tmp_path):
 @pytest.mark.parametrize("name", ["t5", "longt5", "umt5"])
 def test_verify_builds_the_family_and_compares(name, sources, tmp_path):
     convert(str(sources[name]), tmp_path / "out", Recipe([WiderBuckets(factor=FACTOR)]))
-    finding = check_buckets(Subject(open_checkpoint(str(tmp_path / "out"))))
+    finding = check_buckets(Conversion(open_checkpoint(str(tmp_path / "out"))))
     assert finding.status == "passed", finding
     assert "in 2 stacks" in finding.detail
 
@@ -62,7 +62,7 @@ def test_another_distance_is_found(sources, tmp_path):
     convert(str(sources["t5"]), tmp_path / "out", Recipe([WiderBuckets(factor=FACTOR)]))
     config = {**read_json(tmp_path / "out" / "config.json"), "relative_attention_max_distance": 50}
     (tmp_path / "out/config.json").write_text(json.dumps(config))
-    assert check_buckets(Subject(open_checkpoint(str(tmp_path / "out")))).status == "failed"
+    assert check_buckets(Conversion(open_checkpoint(str(tmp_path / "out")))).status == "failed"
     statuses = {one.check: one.status for one in verify(str(tmp_path / "out"), load=False)}
     assert statuses["configuration"] == "failed"
 

@@ -10,15 +10,15 @@ import tiny_models
 from ctxext import Recipe, convert, verify
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.convert import card_of
-from ctxext.converters.engines import serving_of, source_commands
+from ctxext.converters.engine_support import serving_of, source_commands
 from ctxext.converters.inspection import inspect_checkpoint
 from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
 from ctxext.methods import Declare, Yarn
-from ctxext.recipes.encodings.rotary import model_config
-from ctxext.verify.clean_load import LoadReport
+from ctxext.recipes.model_config import model_config
+from ctxext.verify.conversion import Conversion
+from ctxext.verify.isolated_checks import LoadReport
 from ctxext.verify.run import check_frequencies
-from ctxext.verify.subject import Subject
 from loaded_models import logits
 from published_models import write_config
 from small_llama import read_json
@@ -143,7 +143,7 @@ def test_verify_finds_another_rotation_and_another_length(tmp_path):
     ):
         (out / "config.json").write_text(json.dumps({**config, **more}))
         assert {finding.check for finding in verify(out, load=False) if finding.status == "failed"} == checks
-    model = Subject(open_checkpoint(str(out)))
+    model = Conversion(open_checkpoint(str(out)))
     vars(model)["load_report"] = LoadReport("", rotary=[{**ROTATION, "frequencies": [0.5, 0.25]}])
     assert check_frequencies(model).status == "failed"
 

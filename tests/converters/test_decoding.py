@@ -15,8 +15,8 @@ from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
 from ctxext.methods import MsPoE
 from ctxext.recipes.registry import method_named
-from ctxext.verify import checks_process, clean_process
-from ctxext.verify.clean_load import _shorten_settings, compare_logits
+from ctxext.verify import decoding_process, isolated_process
+from ctxext.verify.isolated_checks import _settings_at, compare_logits
 
 NAMES = ("self-extend", "bifocal", "dca", "rerope", "sinks", "window", "adaptive")
 
@@ -57,16 +57,16 @@ def test_code_that_finds_no_cache_is_refused(name, llama_source, tmp_path):
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_one_text_of_no_numbers_is_the_largest_difference(llama_source, monkeypatch, at):
     model = AutoModelForCausalLM.from_pretrained(llama_source)
-    original = checks_process.decode
+    original = decoding_process.decode
 
     def broken(*args, **options):
         rows = original(*args, **options)
         rows[at][-1, 0] = torch.nan
         return rows
 
-    assert max(checks_process.decoding_difference(model).values()) < 1e-5
-    monkeypatch.setattr(checks_process, "decode", broken)
-    assert all(math.isnan(number) for number in checks_process.decoding_difference(model).values())
+    assert max(decoding_process.decoding_difference(model).values()) < 1e-5
+    monkeypatch.setattr(decoding_process, "decode", broken)
+    assert all(math.isnan(number) for number in decoding_process.decoding_difference(model).values())
 
 
 @pytest.mark.parametrize(
@@ -83,10 +83,10 @@ def test_a_short_length_has_all_settings_of_the_method(name, llama_source):
     plan = make_plan(open_checkpoint(str(llama_source)), recipe(name))
     (settings,) = plan.model.code["steps"]
     (step,) = plan.recipe.steps
-    short = _shorten_settings(step, plan.model.code["steps"])
+    short = _settings_at(step, plan.model.code["steps"])
     assert short.keys() == settings.keys()
-    assert short["original_length"] == checks_process.LENGTH < settings["original_length"]
-    assert all(short[key] <= checks_process.LENGTH for key in ("window", "chunk_size", "local") if key in short)
+    assert short["original_length"] == decoding_process.LENGTH < settings["original_length"]
+    assert all(short[key] <= decoding_process.LENGTH for key in ("window", "chunk_size", "local") if key in short)
 
 
 def test_the_cache_is_found_by_its_method_and_the_argument_by_its_type():
@@ -97,34 +97,34 @@ def test_the_cache_is_found_by_its_method_and_the_argument_by_its_type():
     def without(self, input_ids, **options): ...
 
     for forward, name in ((renamed, "kv"), (unannotated, "past_key_values")):
-        assert checks_process.cache_argument(type("Model", (), {"forward": forward})()) == name
+        assert decoding_process.cache_argument(type("Model", (), {"forward": forward})()) == name
     with pytest.raises(LookupError, match=r"Model\.forward has no argument for a cache"):
-        checks_process.cache_argument(type("Model", (), {"forward": without})())
+        decoding_process.cache_argument(type("Model", (), {"forward": without})())
     cache = DynamicCache()
-    assert checks_process.cache_of({"logits": 1, "kv": cache}) is cache
+    assert decoding_process.cache_of({"logits": 1, "kv": cache}) is cache
     with pytest.raises(LookupError, match="none of logits has get_seq_length"):
-        checks_process.cache_of({"logits": 1})
+        decoding_process.cache_of({"logits": 1})
 
 
 def test_a_missing_cache_is_named_and_right_models_pass(llama_source):
     model, broken = (AutoModelForCausalLM.from_pretrained(llama_source).eval() for _ in range(2))
-    assert max(checks_process.decoding_difference(model).values()) < 1e-5
+    assert max(decoding_process.decoding_difference(model).values()) < 1e-5
     broken.forward = lambda input_ids, **_: CausalLMOutput(logits=torch.zeros(1, input_ids.shape[1], 3))
-    decoding = checks_process.compare_decoding(broken, [])
+    decoding = decoding_process.compare_decoding(broken, [])
     assert "LookupError" in decoding["error"]
-    assert "has no cache" in checks_process.explain_decoding(decoding, model)
-    assert checks_process.explain_decoding({"with position_ids": 1e-6}, None) == ""
+    assert "has no cache" in decoding_process.explain_decoding(decoding, model)
+    assert decoding_process.explain_decoding({"with position_ids": 1e-6}, None) == ""
 
 
 def test_what_the_unmodified_model_does_too_is_no_fault(monkeypatch):
     decoding = {"with position_ids": 1e-7, "without position_ids": 3e-2}
-    monkeypatch.setattr(checks_process, "compare_decoding", lambda *_: decoding)
-    assert checks_process.explain_decoding(decoding, None) == ""
-    monkeypatch.setattr(checks_process, "compare_decoding", lambda *_: dict.fromkeys(decoding, 1e-7))
-    assert "without position_ids differ from one call by 3.0e-02" in checks_process.explain_decoding(decoding, None)
-    assert "by nan" in checks_process.explain_decoding({"with position_ids": float("nan")}, None)
+    monkeypatch.setattr(decoding_process, "compare_decoding", lambda *_: decoding)
+    assert decoding_process.explain_decoding(decoding, None) == ""
+    monkeypatch.setattr(decoding_process, "compare_decoding", lambda *_: dict.fromkeys(decoding, 1e-7))
+    assert "without position_ids differ from one call by 3.0e-02" in decoding_process.explain_decoding(decoding, None)
+    assert "by nan" in decoding_process.explain_decoding({"with position_ids": float("nan")}, None)
 
 
 def test_no_observed_attention_is_a_failure():
     with pytest.raises(ValueError, match="no attention was observed"):
-        clean_process.largest_difference([], [])
+        isolated_process.largest_difference([], [])

@@ -19,11 +19,11 @@ from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
 from ctxext.recipes.code.method import PORTABLE
 from ctxext.recipes.registry import method_named
-from ctxext.verify import clean_load
-from ctxext.verify.checks_process import load_stock, replace_functions
-from ctxext.verify.clean_process import learned_numbers
+from ctxext.verify import isolated_checks
 from ctxext.verify.expected_process import Expected
 from ctxext.verify.forms_process import Text, compare_forms, expected_outputs, run_forms
+from ctxext.verify.isolated_process import learned_weights
+from ctxext.verify.model_process import load_stock, replace_functions
 from ctxext.verify.run import verify
 from small_llama import make_llama
 
@@ -62,18 +62,19 @@ FAULTS = (
     ("tiles are merged wrongly", "self-extend dca", "relation_parts.py",
      "torch.logaddexp(sums, more, out=sums)", "torch.maximum(sums, more, out=sums)"),
     ("no tile of the middle", "dca dca-one dca-short", "relation_maps.py",
-     'yield from covered("middle"', 'yield from () if run.near[1] or run.stop - run.start > 1 else covered("middle"'),
+     'yield from cover_keys("middle"',
+     'yield from () if run.near[1] or run.stop - run.start > 1 else cover_keys("middle"'),
     ("the second text of a batch reads the first", "self-extend adaptive dca", "relation.py",
      "keys[i, :, low:high], value", "keys[0, :, low:high], value"),
     ("a decoded token is one off before the next 16", "self-extend dca", "relation.py",
-     "rung, far, middle, near = borders[at]\n", "rung, far, middle, near = borders[at]\n        near += at == 15\n"),
+     "level, far, middle, near = borders[at]\n", "level, far, middle, near = borders[at]\n        near += at == 15\n"),
     ("one matrix of 16 is the one before", "self-extend rerope bifocal", "relation.py",
-     "rung, parts, matrices[at])", "rung, parts, matrices[at - (at == 9)])"),
+     "level, parts, matrices[at])", "level, parts, matrices[at - (at == 9)])"),
     ("the key that a step adds is turned wrongly", "adaptive", "relation.py",
      ")[number - start]", ")[number - start - (number - start == 3)]"),
     ("a step's matrix turns with the last level", "self-extend adaptive", "relation.py",
-     "rules.keys(n, n, rungs), n, rules.slowed(rungs), name",
-     "rules.keys(n, n, rungs - (rungs > 1).long()), n, rules.slowed(rungs - (rungs > 1).long()), name"),
+     "rules.keys(n, n, levels), n, rules.frequency_factors(levels), name",
+     "rules.keys(n, n, levels - (levels > 1).long()), n, rules.frequency_factors(levels - (levels > 1).long()), name"),
     ("longer room loses a key", "self-extend-fixed dca", "relation_parts.py",
      "longer[:, :, :filled] = buffer[:, :, :filled]", "longer[:, :, :filled] = buffer[:, :, :filled].roll(1, 2)"),
     ("a turned key too many is kept", "self-extend bifocal dca rerope adaptive", "relation.py",
@@ -87,9 +88,9 @@ FAULTS = (
      "changed.copy_(total.flatten(1, 2))", "changed[:, :, 1:].copy_(total.flatten(1, 2)[:, :, 1:])"),
     ("turned keys of removed tokens are kept", "self-extend self-extend-fixed bifocal dca rerope", "method.py",
      'if name in ("crop", "reset"):', 'if name == "reset":'),
-    ("matrices of keys are those of another level", "adaptive", "relation.py", "(start, rung),\n", "start,\n"),
+    ("matrices of keys are those of another level", "adaptive", "relation.py", "(start, level),\n", "start,\n"),
     ("keys of another level are kept", "self-extend adaptive bifocal", "relation_parts.py",
-     "facts != [rungs, origins]", "facts[1:] != [origins]"),
+     "facts != [levels, origins]", "facts[1:] != [origins]"),
     ("blocks: a level of the last query only", "self-extend adaptive bifocal", "relation.py",
      "row[start:stop].unique()", "row[start : max(stop - 1, start + 1)].unique()"),
     ("blocks: a level of the first query only", "self-extend adaptive bifocal", "relation.py",
@@ -104,9 +105,9 @@ FAULTS = (
     ("one call: the hole", "sinks window", "relation.py",
      "for border in (rows.far, rows.near)] if plain", "for border in (rows.far, rows.near + 1)] if plain"),
     ("one call: the levels of the first text", "self-extend adaptive", "relation.py",
-     "slowed = plan.map.slowed(rows.rung)\n        key = turned",
+     "slowed = plan.map.frequency_factors(rows.level)\n        key = rotate_in_pieces",
      "rows = rows._replace(at_far=rows.at_far[:1].expand_as(rows.at_far))\n        slowed = "
-     "plan.map.slowed(rows.rung)\n        key = turned"),
+     "plan.map.frequency_factors(rows.level)\n        key = rotate_in_pieces"),
     ("blocks: the border of the second", "self-extend dca", "relation.py",
      "(n[..., low:high] >= rows.near[..., None])[:, None]",
      "(n[..., low:high] >= (rows.near + (start >= 128))[..., None])[:, None]"),
@@ -118,7 +119,8 @@ FAULTS = (
      "scales = [scale if scale is None else scale[:, start:stop]",
      "scales = [scale if scale is None else scale[:, max(start - 1, 0) : stop - (start > 0)]"),
     ("queries of the middle", "dca dca-short", "relation.py",
-     "turned(call, query, rows.at_middle, m, name", "turned(call, query, rows.at_middle + 1, m, name"),
+     "rotate_in_pieces(call, query, rows.at_middle, m, name",
+     "rotate_in_pieces(call, query, rows.at_middle + 1, m, name"),
     ("unchanged queries are joined one late", "self-extend rerope", "relation_parts.py",
      "here = changed[:, plan.first : plan.served]", "here = changed[:, plan.first : plan.served].roll(1, -1)"),
     ("the second piece of a turned tensor", "self-extend-wide", "relation_parts.py",
@@ -128,7 +130,7 @@ FAULTS = (
      "pad(last[..., :1] - last[..., 1:], (0, 1))", "pad(last[..., :1] - last[..., 1:] + 1, (0, 1))"),
     ("a level begins one late", "adaptive", "adaptive.py", "(m >= end)", "(m > end)"),
     ("the temperature of a step", "self-extend-wide", "relation.py",
-     "query = scaled(call, query, scales)\n        ends", "ends"),
+     "query = scale_query(call, query, scales)\n        ends", "ends"),
     ("heads of a group", "self-extend dca", "relation_parts.py",
      "heads = left.shape[1] // right.shape[1]\n    grouped = left.unflatten(1, (-1, heads))",
      "heads = left.shape[1] // right.shape[1]\n    grouped = left.flip(1).unflatten(1, (-1, heads))"),
@@ -146,7 +148,7 @@ FAULTS = (
     ("heads: the kept order", "mspoe-prompt", "mspoe.py",
      "ranks = torch.cat(kept)", "ranks = torch.cat(kept).flip(-1)"),
     ("heads: the second piece", "mspoe mspoe-prompt", "mspoe.py",
-     "waves_of(start, count)", "waves_of(max(start - 1, 0), count)"),
+     "pick_piece(start, count)", "pick_piece(max(start - 1, 0), count)"),
     ("heads: the order of a padded text", "mspoe-prompt", "mspoe.py",
      "end = (seen * torch.arange(key.shape[2], device=key.device)).amax(-1)",
      "end = (seen * torch.arange(key.shape[2], device=key.device)).amax(-1) - 1"),
@@ -181,13 +183,13 @@ def check_of(case, folder):
     convert(str(source), out, recipe, check=False)
     plan, tasks = make_plan(open_checkpoint(str(source)), recipe), []
     answer = {"difference": 0.0, "scale": 1.0, "change": 0.0, "decoding": ""}
-    with replace_functions(vars(clean_load), {"run_script": lambda _, task, **__: tasks.append(task) or answer}):
-        clean_load.compare_logits(out, plan.source, plan.recipe, plan.model, plan.stock)
+    with replace_functions(vars(isolated_checks), {"run_script": lambda _, task, **__: tasks.append(task) or answer}):
+        isolated_checks.compare_logits(out, plan.source, plan.recipe, plan.model, plan.stock)
     (task,) = tasks
     texts = [Text(**text) for text in task["forms"]]
     torch.manual_seed(0)
     loaded, info = load(out, texts[0].steps)
-    task["numbers"] = learned_numbers(loaded, info)
+    task["numbers"] = learned_weights(loaded, info)
     stock = load_stock(out, task["stock"], attn_implementation="sdpa")
     expected = Expected(stock, task)
     return SimpleNamespace(
@@ -208,7 +210,7 @@ def compare(check, folder):
     differences = {}
     for text, expected in zip(check.texts, check.expected, strict=True):
         loaded, info = load(folder, text.steps)
-        learned_numbers(loaded, info, check.numbers)
+        learned_weights(loaded, info, check.numbers)
         forms = run_forms(loaded, text)
         errors = {name: math.inf for name, parts in forms.items() if isinstance(parts, str)}
         forms = {name: parts for name, parts in forms.items() if name not in errors}
@@ -249,7 +251,7 @@ PLANTED = list(itertools.chain(*([(fault, case) for case in fault[1].split()] fo
 def test_a_fault_in_one_form_is_seen(fault, case, checked, tmp_path):
     check = checked(case)
     folder = planted(check, tmp_path / f"planted_{PLANTED.index((fault, case))}", *fault[2:])
-    assert max(compare(check, folder).values()) > 2 * clean_load.TOLERANCE
+    assert max(compare(check, folder).values()) > 2 * isolated_checks.TOLERANCE
 
 
 def test_convert_and_verify_refuse_a_fault_of_one_form(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
 from ctxext.methods import Yarn
 from ctxext.recipes.encodings.base import POSITIONS
-from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.model_config import model_config
 from portable_checkpoints import plain_source
 from published_models import NAMES, published, write_config
 from releases import IS_OLDER

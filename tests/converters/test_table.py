@@ -18,9 +18,9 @@ from ctxext.recipes.encodings.learned import LAYOUTS
 from ctxext.recipes.methods.fills import FILLS, KEEPS_ROWS, _round_to, continue_sinusoids, fill_rows
 from ctxext.recipes.methods.range import Range
 from ctxext.recipes.methods.table import Table
-from ctxext.verify.carried import reference_of
+from ctxext.verify.conversion import Conversion
+from ctxext.verify.rotation import reference_of
 from ctxext.verify.run import check_tables
-from ctxext.verify.subject import Subject
 from tiny_encodings import COMPUTED, LEARNED, LENGTH, load, logits, save
 
 FACTOR = 3
@@ -100,7 +100,7 @@ def test_verify_finds_a_row_that_was_changed(tmp_path):
     tensors = load_file(file)
     tensors["bert.embeddings.position_embeddings.weight"][LENGTH + 3, 0] += 0.01
     save_file(tensors, file, {"format": "pt"})
-    subject = Subject(open_checkpoint(str(tmp_path / "out")), open_checkpoint(str(source)))
+    subject = Conversion(open_checkpoint(str(tmp_path / "out")), open_checkpoint(str(source)))
     assert check_tables(subject).status == "failed"
 
 
@@ -250,7 +250,7 @@ def check_inspect(folder):
 def test_a_loaded_computed_table_is_compared(model_type, tmp_path):
     source = save(model_type, tmp_path / "source")
     convert(str(source), tmp_path / "out", Recipe([Range(factor=FACTOR)]))
-    finding = check_tables(Subject(open_checkpoint(str(tmp_path / "out"))))
+    finding = check_tables(Conversion(open_checkpoint(str(tmp_path / "out"))))
     assert finding.status == "passed", finding
 
 

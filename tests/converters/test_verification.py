@@ -20,8 +20,9 @@ from ctxext.methods import MsPoE, PositionInterpolation
 from ctxext.recipes.encodings.rotary import Rotary
 from ctxext.recipes.methods.rerope import ReRope
 from ctxext.recipes.registry import method_named
-from ctxext.verify import carried, checks_process, clean_load, clean_process
-from ctxext.verify.clean_load import compare_logits
+from ctxext.verify import decoding_process, isolated_checks, isolated_process, model_process, rotation
+from ctxext.verify.forms_process import Way, run_calls
+from ctxext.verify.isolated_checks import compare_logits
 from ctxext.verify.references import REFERENCES
 
 pytestmark = pytest.mark.usefixtures("every_form")
@@ -56,8 +57,8 @@ def test_a_model_that_does_not_load_is_told_as_that(llama_source, tmp_path):
 def test_a_layer_that_answers_no_number_is_seen():
     there = torch.ones(1, 2, 3)
     for answers in ([there * math.nan, there], [there, there * math.nan]):
-        assert math.isnan(clean_process.largest_difference(answers, [there, there]))
-    assert clean_process.largest_difference([there, there * 1.5], [there, there]) == 0.5
+        assert math.isnan(isolated_process.largest_difference(answers, [there, there]))
+    assert isolated_process.largest_difference([there, there * 1.5], [there, there]) == 0.5
 
 
 PLAIN = Rotary(theta=1e4, dim=8, span=8, trained_length=64, context_length=64, parameters={"rope_type": "default"})
@@ -74,12 +75,12 @@ MSPOE = MsPoE(ratio_max=1.8, first_layer=0, head_order="fixed")
 )
 def test_a_fault_of_a_reference_is_not_told_as_one_of_the_model(change, step, message, llama, tmp_path, monkeypatch):
     """In the clean process, where a method's own function fails or one that methods share."""
-    folder = shutil.copytree(clean_load.SCRIPT.parent, tmp_path / "verify")
+    folder = shutil.copytree(isolated_checks.SCRIPT.parent, tmp_path / "verify")
     (file,) = (path for path in (folder / "references").glob("*.py") if change[0] in path.read_text())
     before, _, after = file.read_text().partition(change[0])
     file.write_text(f"{before}{change[0]}\n    {change[1]}{after}")
     line = before.count("\n") + 2
-    monkeypatch.setattr(clean_load, "SCRIPT", folder / clean_load.SCRIPT.name)
+    monkeypatch.setattr(isolated_checks, "SCRIPT", folder / isolated_checks.SCRIPT.name)
     with pytest.raises(CtxextError) as error:
         convert(str(llama), tmp_path / "out", Recipe([step]))
     assert error.value.message == f"The reference of {step.name} fails: {message} ({file.name}, line {line})"
@@ -98,7 +99,7 @@ def test_a_fault_of_a_reference_of_a_schedule(monkeypatch):
     with pytest.raises(
         CtxextError, match=r"The reference of pi fails: KeyError: 'factor' \(frequencies.py, line \d+\)"
     ):
-        carried.expected_frequencies([PositionInterpolation(factor=2)], PLAIN, 64)
+        rotation.expected_frequencies([PositionInterpolation(factor=2)], PLAIN, 64)
 
 
 def test_a_script_s_other_faults_are_its_own():
@@ -109,7 +110,7 @@ def test_a_script_s_other_faults_are_its_own():
 
 
 def test_a_reference_is_asked_again_in_each_layer():
-    expected = clean_process.Expected.__new__(clean_process.Expected)
+    expected = isolated_process.Expected.__new__(isolated_process.Expected)
     expected.positions, expected.angles, expected.rows = [0, 1], {}, None
     asked = SimpleNamespace(relation=lambda settings, layer, m, n, w: ([float(layer)], [0.0]))
     for layer in (0, 1, 0):
@@ -120,7 +121,7 @@ def test_a_reference_is_asked_again_in_each_layer():
 
 def test_functions_that_a_module_lacked_are_gone_again():
     space = {"kept": 1}
-    with checks_process.replace_functions(space, {"kept": 2, "added": 3}):
+    with model_process.replace_functions(space, {"kept": 2, "added": 3}):
         assert space == {"kept": 2, "added": 3}
     assert space == {"kept": 1}
 
@@ -150,4 +151,24 @@ def test_a_form_that_the_unconverted_model_fails_in_is_named_and_not_compared(tm
     ],
 )
 def test_what_is_as_wrong_without_the_method(result, unchanged, says_nothing):
-    assert checks_process.is_as_wrong(result, unchanged) == says_nothing
+    assert decoding_process.is_as_wrong(result, unchanged) == says_nothing
+
+
+def test_calls_of_a_form_have_drafts_and_swapped_texts():
+    events = []
+    calls = [("one call", 4), ("continued", 2), ("decoded", 2)]
+    way = Way("form", "sdpa", calls, batch=2, drafts={"continued": (3,), "decoded": (1, 1)}, swaps=True)
+    cache = SimpleNamespace(
+        crop=lambda count: events.append(("crop", count)),
+        reorder_cache=lambda order: events.append(("swap", order.tolist())),
+    )
+    run = lambda first, end, order, is_draft: events.append((first, end, [*order], is_draft))  # noqa: E731
+    names = [name for name, *_ in run_calls(way, {"cache": cache}, run)]
+    assert names == ["one call", "continued", "decoded", "decoded"]
+    swapped = [1, 0]
+    assert events == [
+        *((0, 4, [0, 1], False), ("swap", swapped)),
+        *((4, 7, swapped, True), ("crop", -3), (4, 6, swapped, False)),
+        *((6, 7, swapped, True), (7, 8, swapped, True), ("crop", -2), (6, 7, swapped, False)),
+        *((7, 8, swapped, True), ("crop", -1), (7, 8, swapped, False)),
+    ]

@@ -15,7 +15,7 @@ from ctxext import Recipe, convert
 from ctxext.errors import CtxextError
 from ctxext.recipes.methods.relation import Relation
 from ctxext.recipes.registry import METHODS, method_named
-from ctxext.verify import clean_load, clean_process
+from ctxext.verify import isolated_checks, isolated_process
 from small_llama import make_llama
 
 LENGTHS = (8192, 131072, 1048576)
@@ -29,19 +29,19 @@ def wrong_rows(self, m, rotated):
     rows = _rows(self, m, rotated)
     return {rows}
 
-def wrong_keys(self, n, rotated, rung):
+def wrong_keys(self, n, rotated, level):
     return {keys}
 
 Map.rows, Map.keys = wrong_rows, wrong_keys
 """
-KEYS = "_keys(self, n, rotated, rung)"
+KEYS = "_keys(self, n, rotated, level)"
 FAULTS = {
     "the border is one lower": ("rows._replace(**{x: getattr(rows, x) - 1 for x in ('far', 'middle', 'near')})", KEYS),
     "the border is one higher": ("rows._replace(**{x: getattr(rows, x) + 1 for x in ('far', 'middle', 'near')})", KEYS),
     "far keys are near": ("rows._replace(far=rows.far * 0, middle=rows.middle * 0, near=rows.near * 0)", KEYS),
     "no turn of the query": ("rows._replace(at_far=rotated)", KEYS),
     "no turn of keys": ("rows", "rotated"),
-    "the keys of the next group": ("rows", "_keys(self, n, rotated, rung + 1)"),
+    "the keys of the next group": ("rows", "_keys(self, n, rotated, level + 1)"),
 }
 # Keys do not turn in some maps, and groups are a matter of two; at the border of rerope both distances are the same.
 SAME = {
@@ -71,17 +71,17 @@ def check(monkeypatch):
         tasks.append(json.loads(Path(written).read_text()))
         return subprocess.CompletedProcess(script, 0, json.dumps(compare(tasks[-1])), "")
 
-    monkeypatch.setattr(clean_load, "run_isolated", run)
-    monkeypatch.setattr(clean_process, "check_forms", lambda *_: ({}, []))  # `test_forms.py` tests these.
+    monkeypatch.setattr(isolated_checks, "run_isolated", run)
+    monkeypatch.setattr(isolated_process, "check_forms", lambda *_: ({}, []))  # `test_forms.py` tests these.
     for name in ("compare_decoding", "run_forms"):
-        monkeypatch.setattr(clean_process, name, lambda *_: {})
+        monkeypatch.setattr(isolated_process, name, lambda *_: {})
     return tasks
 
 
 @pytest.fixture(autouse=True)
 def pairs_once(monkeypatch):
     """The pairs that a reference gives are the same for every fault of one checkpoint."""
-    kept, pairs = {}, clean_process.Expected.pairs
+    kept, pairs = {}, isolated_process.Expected.pairs
 
     def once(self, settings, reference, frequencies):
         key = json.dumps(settings), self.layer, frequencies, tuple(self.positions)
@@ -89,12 +89,12 @@ def pairs_once(monkeypatch):
             kept[key] = pairs(self, settings, reference, frequencies)
         return kept[key]
 
-    monkeypatch.setattr(clean_process.Expected, "pairs", once)
+    monkeypatch.setattr(isolated_process.Expected, "pairs", once)
 
 
 def compare(task):
     """Compare without decoding: a spoiled map may end the process for a text as short as that check's."""
-    return clean_process.compare(copy.deepcopy(task))
+    return isolated_process.compare(copy.deepcopy(task))
 
 
 def source_of(folder, length):
@@ -132,7 +132,7 @@ def test_one_position_that_is_wrong_is_seen_and_nothing_right_refused(name, leng
         kind = {"rows_and_keys": FAULTS[fault]} if fault in FAULTS else {"setting": fault}
         comparison = compare({**check[0], "folder": str(spoiled(out, changed, **kind))})
         signals[fault] = comparison["attention"]
-    assert min(signals.values()) > 10 * clean_load.TOLERANCE, signals
+    assert min(signals.values()) > 10 * isolated_checks.TOLERANCE, signals
 
 
 @pytest.mark.parametrize("setting", ["window", "group"])
@@ -141,7 +141,7 @@ def test_a_fixed_group_and_border(setting, check, tmp_path):
     out = tmp_path / f"fixed-{setting}"
     convert(str(source_of(tmp_path / "source", 8192)), out, Recipe([step]))
     changed = spoiled(out, tmp_path / f"changed-{setting}", setting=setting)
-    assert compare({**check[0], "folder": str(changed)})["attention"] > 10 * clean_load.TOLERANCE
+    assert compare({**check[0], "folder": str(changed)})["attention"] > 10 * isolated_checks.TOLERANCE
 
 
 @pytest.mark.parametrize("name", RELATIONS)

@@ -77,7 +77,7 @@ def test_memory_and_speed_are_the_users(engine):
 def test_verify_and_python_refuse_them_too(run, monkeypatch):
     from ctxext.checkpoint.opening import open_checkpoint
     from ctxext.engines import vllm
-    from ctxext.engines.in_engine import compare_in_engine
+    from ctxext.served.every_token import compare_in_engine
 
     monkeypatch.setattr(vllm, "vllm_version", lambda: "1")
     arguments = {"skip_tokenizer_init": False}

@@ -20,11 +20,12 @@ from checkpoints_to_serve import RECIPES, prompts
 from ctxext import Recipe, Settings, evaluate
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.convert import convert
-from ctxext.converters.engines import attn_factor, serving_of, source_commands
+from ctxext.converters.engine_support import attn_factor, serving_of, source_commands
 from ctxext.evaluate.model import Loading
 from ctxext.gguf.convert import convert_gguf
 from ctxext.methods import Yarn
-from ctxext.recipes.encodings.rotary import attention_scaling, model_config
+from ctxext.recipes.encodings.rotary import attention_scaling
+from ctxext.recipes.model_config import model_config
 from small_llama import change_json
 
 llama_cpp = pytest.importorskip("xllamacpp", reason="llama.cpp is not installed")

@@ -1,4 +1,4 @@
-"""Checkpoints in vLLM, compared with transformers: the measurements of `converters/engines.py`."""
+"""Checkpoints in vLLM, compared with transformers: the measurements of `converters/engine_support.py`."""
 
 from contextlib import closing
 
@@ -9,15 +9,16 @@ from ctxext import Recipe, Settings, evaluate
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.calibration import calibrate_recipe
 from ctxext.converters.convert import convert
-from ctxext.converters.engines import overrides
+from ctxext.converters.engine_support import overrides
 from ctxext.converters.options import ConvertOptions
-from ctxext.engines.in_engine import compare_in_engine
-from ctxext.engines.vllm import Engine
 from ctxext.evaluate.model import Loading
 from ctxext.methods import MsPoE
-from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.model_config import model_config
+from ctxext.served.every_token import compare_in_engine
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
+from offline_vllm import Engine
+
 pytestmark = pytest.mark.engine
 
 SMALL = {"gpu_memory_utilization": 0.3, "enforce_eager": True}

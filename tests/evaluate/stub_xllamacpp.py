@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.gguf.header import read_header
-from ctxext.verify.checks_process import cache_argument, cache_of
+from ctxext.verify.decoding_process import cache_argument, cache_of
 
 ggml_type = enum.Enum("ggml_type", ["GGML_TYPE_F32", "GGML_TYPE_F16", "GGML_TYPE_BF16"])
 llama_flash_attn_type = enum.Enum("llama_flash_attn_type", ["LLAMA_FLASH_ATTN_TYPE_DISABLED"])
@@ -53,8 +53,9 @@ class Server:
 
             def answer(self, content):
                 assert self.headers["Authorization"] == f"Bearer {parameters.api_keys[0]}"
-                body = json.dumps(server.answer(self.path, content)).encode()
-                self.send_response(200)
+                answer = server.answer(self.path, content)
+                body = json.dumps(answer).encode()
+                self.send_response(400 if "error" in answer else 200)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
@@ -72,24 +73,28 @@ class Server:
         length = min(self.parameters.n_ctx, self.header.get("llama.context_length"))
         if path == "/props":
             names = {"bos_token": "<|begin|>", "eos_token": "<|end|>", "model_ftype": "all F32"}
-            return {**names, "default_generation_settings": {"n_ctx": length}}
+            return {"build_info": "b1", **names, "default_generation_settings": {"n_ctx": length}}
+        if path == "/v1/models":
+            return {"data": [{"id": "model", "owned_by": "llamacpp"}]}
         if path == "/tokenize":
             return {"tokens": tokenizer(content["content"], add_special_tokens=content["add_special"])["input_ids"]}
         if path == "/detokenize":
             return {"content": tokenizer.decode(content["tokens"])}
-        assert (path, content["samplers"], content["top_k"]) == ("/completion", ["top_k"], 1)
+        assert (path, content["samplers"], content["top_k"]) == ("/v1/completions", ["top_k"], 1)
         ids, new = content["prompt"], []
         self.asked.append(ids)
         if len(ids) > length:
             return {"error": {"message": f"request ({len(ids)} tokens) exceeds the available context size"}}
         with torch.no_grad():
             output = model(torch.tensor([ids]), logits_to_keep=1)
-            while len(new) < content["n_predict"] and tokenizer.eos_token_id not in new:
+            while len(new) < content["max_tokens"] and tokenizer.eos_token_id not in new:
                 new.append(int(output.logits[0, -1].argmax()))
                 output = model(torch.tensor([new[-1:]]), **{cache_argument(model): cache_of(output)})
-        ended = "eos" if new[-1] == tokenizer.eos_token_id else "limit"
-        scores = {"completion_probabilities": [{"logprob": logprob()}] * len(new)} if new[0] in whole() else {}
-        return {"tokens": new, "stop_type": ended, **scores}
+        is_ended = new[-1] == tokenizer.eos_token_id
+        entries = [{"id": token, "logprob": logprob(), "top_logprobs": []} for token in new if token in whole()]
+        choice = {"text": tokenizer.decode(new[:-1] if is_ended else new), "logprobs": {"content": entries}}
+        usage = {"prompt_tokens": len(ids), "completion_tokens": len(new)}
+        return {"choices": [{**choice, "finish_reason": "stop" if is_ended else "length"}], "usage": usage}
 
 
 def whole():

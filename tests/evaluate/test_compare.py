@@ -19,9 +19,9 @@ from ctxext.errors import CtxextError, NothingMeasuredError
 from ctxext.evaluate import model as evaluate_model
 from ctxext.evaluate import run as evaluate_run
 from ctxext.evaluate.model import LoadedModel, Loading
+from ctxext.evaluate.recipe_applier import RecipeApplier
 from ctxext.evaluate.run import Meter, Run
 from ctxext.evaluate.tasks.base import Key
-from ctxext.evaluate.workbench import Workbench
 from ctxext.methods import NtkAlibi, Range, Table, Yarn
 from ctxext.recipes.recipe import recipe_from_dict
 
@@ -170,11 +170,11 @@ def test_what_fits_is_estimated_first(tiny, slow, monkeypatch):
     told, (now, pace) = [], slow
     monkeypatch.setattr(Run, "_measure", lambda *given: None)
     pace[0] = 0.02
-    tiny(minutes=30, tell=told.append)
+    tiny(minutes=30, notify=told.append)
     assert told[0].startswith("The comparison takes about ")
     assert ";" not in told[0]
     now[0], pace[0] = 0.0, 0.05
-    tiny(minutes=6, tell=told.append)
+    tiny(minutes=6, notify=told.append)
     fits = ", ".join(f"25 % at {length} tokens" for length in (320, 512, 640))
     assert told[1] == f"The whole comparison takes about 22 min. The time is enough for {fits}.", "one sample of four"
 
@@ -239,13 +239,13 @@ def test_positions_of_other_kinds_are_applied_as_they_are_converted(family, tmp_
     """Rows that a method writes are made in memory as a conversion writes them."""
     source = tiny_encodings.save(family, tmp_path / "source")
     stock = loaded(source)
-    bench = Workbench(
+    applier = RecipeApplier(
         LoadedModel(STOCK, stock, None, can_share=False), open_checkpoint(str(source)), tmp_path / "bench"
     )
     before = tiny_encodings.logits(stock, 12)
     for number, step in enumerate(OTHERS[family]):
         convert(source, tmp_path / str(number), step, check=False)
-        applied = bench.apply(bench.prepare(Recipe([step]))).model
+        applied = applier.apply(applier.prepare(Recipe([step]))).model
         assert torch.equal(
             tiny_encodings.logits(applied, 48), tiny_encodings.logits(loaded(tmp_path / str(number)), 48)
         )

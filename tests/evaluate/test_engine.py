@@ -3,26 +3,32 @@
 import importlib.metadata
 import importlib.util
 import json
+import re
+import subprocess
 import sys
-from contextlib import nullcontext
+import time
+from contextlib import closing, nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 import stub_vllm
 from ctxext import Recipe, Settings, evaluate
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.converters.convert import convert
-from ctxext.engines.vllm import Engine, engine_dtype
+from ctxext.engines import vllm as engine
+from ctxext.engines.vllm import Vllm, engine_dtype
 from ctxext.errors import CtxextError
-from ctxext.evaluate import served
+from ctxext.evaluate import serving
 from ctxext.evaluate.checkpoint_info import CheckpointInfo
 from ctxext.evaluate.model import Loading
-from ctxext.evaluate.served import check_served, load_served, serving_by_vllm
+from ctxext.evaluate.serving import check_served, load_served, serving_by_vllm
 from ctxext.methods import DynamicNtk, LongRope, MsPoE, PositionInterpolation, Yarn
 from ctxext.publish.results import build_results
-from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.model_config import model_config
 
 ENGINE = Loading(dtype="fp32", engine="vllm")
 SMALL = {"tasks": ("needle",), "lengths": (256,), "depths": (0.0, 1.0), "samples": 2}
@@ -31,10 +37,8 @@ SMALL = {"tasks": ("needle",), "lengths": (256,), "depths": (0.0, 1.0), "samples
 @pytest.fixture(autouse=True)
 def vllm(monkeypatch):
     """The stand-in in the place of vLLM, under the version of a package that is installed."""
-    stub = stub_vllm.module()
-    monkeypatch.setitem(sys.modules, "vllm", stub)
+    stub_vllm.install(monkeypatch)
     monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: {"vllm": ["pytest"]})
-    return stub
 
 
 def error_of(result):
@@ -67,18 +71,19 @@ def test_the_same_cells_as_transformers(tmp_path):
     assert llm.options["enable_prefix_caching"]
     assert llm.options["max_model_len"] == 640
     assert llm.options["hf_overrides"] == {"max_position_embeddings": 640}
-    assert len(llm.calls) == 6, "one call per task and length"
-    # Prompts of one question stand side by side and begin alike.
-    first, second = llm.calls[0][:2]
-    assert first[:100] == second[:100]
+    assert llm.options["skip_tokenizer_init"]
+    assert llm.options["generation_config"] == "vllm"
+    assert (llm.options["host"], llm.mode) == ("127.0.0.1", "offline")
+    _, *asked = llm.calls
+    assert all(call["stop_token_ids"] == [2] for call in asked)
     assert llm.ended
 
 
 def test_the_implementation_that_a_family_needs_is_started(monkeypatch):
     """As `inspect` says: vLLM's own model of some families reads a schedule wrongly."""
-    row = served.serving_by_vllm(open_checkpoint("demo"))
+    row = serving.serving_by_vllm(open_checkpoint("demo"))
     for arguments, wanted in (("--model-impl transformers", "transformers"), ("", None)):
-        monkeypatch.setattr(served, "serving_by_vllm", lambda _, text=arguments: replace(row, arguments=text))
+        monkeypatch.setattr(serving, "serving_by_vllm", lambda _, text=arguments: replace(row, arguments=text))
         evaluate(["demo"], Settings(**SMALL), loading=ENGINE)
         assert stub_vllm.made[-1].options.get("model_impl") == wanted
         assert stub_vllm.made[-1].options["limit_mm_per_prompt"] == {"image": 0, "video": 0, "audio": 0}
@@ -149,24 +154,18 @@ def test_the_longest_length_decides_what_it_has_positions_for(lengths):
 
 def test_what_the_engine_is_asked_for():
     """A room of its own for each prompt, every token that ends an answer, and of each prompt the tokens given."""
-    asked = []
-
-    def generate(prompts, params, use_tqdm):
-        asked.append((prompts, params))
-        read = lambda ids: [None, *({token: stub_vllm.logprob(-token)} for token in ids[1:])]  # noqa: E731
-        one = SimpleNamespace(token_ids=(4, 9), logprobs=[{4: stub_vllm.logprob(0)}, {9: stub_vllm.logprob(0)}])
-        return [SimpleNamespace(outputs=[one], prompt_logprobs=read(p["prompt_token_ids"])) for p in prompts]
-
-    engine = Engine.__new__(Engine)
-    engine._vllm, engine._llm = stub_vllm, SimpleNamespace(generate=generate)
-    assert engine.write([[1, 2], [3]], [5, 7], ends=(8, 9)) == [[4, 9], [4, 9]]
-    prompts, params = asked.pop()
-    assert prompts == [{"prompt_token_ids": [1, 2]}, {"prompt_token_ids": [3]}]
-    assert [(each.max_tokens, each.stop_token_ids, each.temperature) for each in params] == [
-        (5, [8, 9], 0),
-        (7, [8, 9], 0),
-    ]
-    assert engine.log_probabilities([[1, 2, 3], [5, 6]]) == [[-2, -3], [-6]]
+    folder = open_checkpoint("demo").folder
+    with closing(Vllm(folder, length=8, dtype="float32", ends=(8, 9))) as served:
+        answer = served.server.complete([5, 6, 7], "", max_tokens=5)
+        scores = served.score([5, 6, 7])
+    assert all(isinstance(token.key, int) for token in answer.tokens)
+    first, second = stub_vllm.made[0].calls
+    assert (first["prompt"], first["max_tokens"], first["stop_token_ids"]) == ([5, 6, 7], 5, [8, 9])
+    assert second["prompt_logprobs"] == 0
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.inference_mode():
+        wanted = model(torch.tensor([[5, 6, 7]])).logits[0].log_softmax(-1)
+    assert scores == pytest.approx([float(wanted[0, 6]), float(wanted[1, 7])], abs=1e-5)
 
 
 def test_what_must_be_minded_is_said(tmp_path):
@@ -189,21 +188,129 @@ def test_a_remark_on_a_checkpoint_that_is_served_exactly_need_not_be_minded():
     model.close()
 
 
-def test_numbers_that_are_not_finite_are_refused(monkeypatch):
-    monkeypatch.setattr(stub_vllm, "logprob", lambda number: stub_vllm.types.SimpleNamespace(logprob=float("nan")))
-    with pytest.raises(CtxextError, match="not finite"):
+@pytest.mark.parametrize(("number", "message"), [(None, "not finite"), (float("nan"), "NaN")])
+def test_numbers_that_are_not_finite_are_refused(monkeypatch, number, message):
+    monkeypatch.setattr(stub_vllm, "logprob", lambda _: number)
+    with pytest.raises(CtxextError, match=message):
         evaluate(["demo"], Settings(**SMALL), loading=ENGINE)
+    assert stub_vllm.made[-1].ended
 
 
-def test_errors_of_the_engine_are_one_line(tmp_path, vllm):
-    def broken(**options):
-        raise RuntimeError(
-            "1 validation error for ModelConfig\n  Value error, no such backend\n    For further information see"
-        )
+LOG = """INFO:     Waiting for application startup.
+(EngineCore pid=7) ERROR 11-27 12:49:12 [core.py:1] Traceback (most recent call last):
+(EngineCore pid=7) ERROR 11-27 12:49:12 [core.py:1] ValueError: no such backend
+(APIServer pid=5) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
+"""
 
-    vllm.LLM = broken
-    with pytest.raises(CtxextError, match=r'vLLM .* cannot load "out": Value error, no such backend$'):
-        Engine(tmp_path / "out", length=8, dtype="float32")
+
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        (LOG, "no such backend"),
+        (
+            "1 validation error\n  Value error, no such backend\n    For further information",
+            "Value error, no such backend",
+        ),
+        ("vllm: error: unrecognized arguments: --x", "vllm: error: unrecognized arguments: --x"),
+        (
+            "pydantic_core._pydantic_core.ValidationError: 1 validation error\n  Value error, b",
+            "Value error, b",
+        ),
+        ("", "it ended without a message"),
+    ],
+)
+def test_errors_of_the_engine_are_one_line(tmp_path, monkeypatch, log, cause):
+    def fail(stream):
+        stream.write(log.encode())
+        return 1
+
+    monkeypatch.setattr(stub_vllm, "fail", fail)
+    with pytest.raises(CtxextError, match=rf'vLLM .* cannot load "out": {re.escape(cause)}$'):
+        Vllm(tmp_path / "out", length=8, dtype="float32")
+
+
+PROCESS = """
+import os, signal, subprocess, sys, time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        right = self.headers["Authorization"] == "Bearer " + os.environ["VLLM_API_KEY"]
+        body = b'{"data": [{"id": "served"}]}' if right else b"{}"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+if "--seed=1" in sys.argv:
+    sys.exit("ValueError: no seed")
+print(subprocess.Popen(["sleep", "600"]).pid, flush=True)
+port = next(word.removeprefix("--port=") for word in sys.argv if word.startswith("--port="))
+HTTPServer(("127.0.0.1", int(port)), Handler).serve_forever()
+"""
+
+
+def is_running(worker):
+    """Return whether a process runs; one that nobody waits for has no command line."""
+    place = Path(f"/proc/{worker}/cmdline")
+    return place.exists() and bool(place.read_bytes())
+
+
+def test_the_process_and_its_workers_end(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setattr(engine, "vllm_version", lambda: "1")
+    (tmp_path / "server.py").write_text(PROCESS)
+    monkeypatch.setattr(engine, "_COMMAND", (sys.executable, str(tmp_path / "server.py")))
+    served = Vllm(tmp_path, length=8, dtype="float32")
+    assert served.server.model == "served"
+    worker = int(served._read_log().split()[0])
+    assert is_running(worker)
+    served.close()
+    served.close()
+    assert served._process.returncode is not None
+    end = time.monotonic() + 10
+    while is_running(worker) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not is_running(worker)
+    with pytest.raises(CtxextError, match=r'vLLM 1 cannot load ".*": no seed$'):
+        Vllm(tmp_path, length=8, dtype="float32", arguments={"seed": 1})
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, MemoryError])
+def test_a_stop_while_it_starts_ends_the_process(tmp_path, monkeypatch, stop):
+    monkeypatch.undo()
+    monkeypatch.setattr(engine, "vllm_version", lambda: "1")
+    (tmp_path / "server.py").write_text("import time; time.sleep(600)")
+    monkeypatch.setattr(engine, "_COMMAND", (sys.executable, str(tmp_path / "server.py")))
+    started, popen = [], subprocess.Popen
+
+    def connect(*_args, **_options):
+        raise stop
+
+    monkeypatch.setattr(subprocess, "Popen", lambda *given, **more: started.append(popen(*given, **more)) or started[0])
+    monkeypatch.setattr(engine.Server, "of_started", connect)
+    with pytest.raises(stop):
+        Vllm(tmp_path, length=8, dtype="float32")
+    assert started[0].returncode is not None
+
+
+def test_arguments_are_options_of_the_command_line():
+    options = {
+        "dtype": "half",
+        "enforce_eager": True,
+        "async_scheduling": False,
+        "hf_overrides": {"a": 1},
+        "seed": None,
+    }
+    assert [*engine._make_flags({**options, "seed": None, "cuda_graph_sizes": [1, 2]})] == [
+        "--dtype=half",
+        "--enforce-eager",
+        "--no-async-scheduling",
+        '--hf-overrides={"a": 1}',
+        *("--cuda-graph-sizes", "1", "2"),
+    ]
+    with pytest.raises(CtxextError, match="is an option"):
+        list(engine._make_flags({"cuda_graph_sizes": ["1", "--tokenizer=x"]}))
 
 
 def test_command_line(run, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from ctxext import Settings, evaluate
 from ctxext.errors import CtxextError
-from ctxext.evaluate.model import make_ready
+from ctxext.evaluate.model import wrap_model
 from ctxext.evaluate.tasks import harness
 from ctxext.evaluate.tasks.harness import check_harness, run_harness
 from hand_made import tiny_llama
@@ -63,7 +63,7 @@ def test_a_task_that_it_does_not_know_is_refused(stub):
 
 
 def test_ruler_is_run_length_by_length(stub, tokenizer):
-    loaded, some = make_ready("tiny", tiny_llama(), tokenizer), ["niah_single_1", "ruler_vt"]
+    loaded, some = wrap_model("tiny", tiny_llama(), tokenizer), ["niah_single_1", "ruler_vt"]
     metrics = run_harness(loaded, some, [4096, 16384], samples=7)
     assert metrics == {task: {"4096": 1.0, "16384": 0.25} for task in some}
     assert [lengths for _, lengths in stub["runs"]] == [[4096], [16384]]

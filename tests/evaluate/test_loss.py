@@ -10,7 +10,7 @@ from rich.console import Console
 from ctxext import Settings, evaluate
 from ctxext.cli.eval_tables import report_tables
 from ctxext.errors import CtxextError
-from ctxext.evaluate.model import LoadedModel, make_ready
+from ctxext.evaluate.model import LoadedModel, wrap_model
 from ctxext.evaluate.report.page import render_page
 from ctxext.evaluate.scoring import answers
 from ctxext.evaluate.scoring import token_losses as scoring
@@ -31,7 +31,7 @@ def test_a_loss_that_is_not_finite_is_refused(tokenizer):
     with torch.no_grad():
         model.model.layers[0].mlp.down_proj.weight[0, 0] = float("inf")
     with pytest.raises(CtxextError, match="NaN or infinite"):
-        token_losses(make_ready("broken", model, tokenizer), torch.tensor([[4, 5, 6, 7]]))
+        token_losses(wrap_model("broken", model, tokenizer), torch.tensor([[4, 5, 6, 7]]))
 
 
 def ready(model):

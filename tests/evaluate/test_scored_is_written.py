@@ -7,14 +7,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ctxext import METHODS, Recipe, convert
-from ctxext.evaluate.model import make_ready
+from ctxext.evaluate.model import wrap_model
 from ctxext.evaluate.scoring import answers
 from ctxext.evaluate.scoring.answers import generate_exact
 from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.needle import Needle
 from ctxext.evaluate.tasks.retrieval import make_questions
 from ctxext.methods import MsPoE, Yarn
-from ctxext.verify.checks_process import cache_argument, cache_of
+from ctxext.verify.decoding_process import cache_argument, cache_of
 
 ORDERS = ("prompt", "calibrated", "fixed")
 SCHEDULES = ("linear", "ntk", "by-parts")
@@ -42,7 +42,7 @@ LENGTHS = (1100, 400, 514)
 def converted(name, checkpoint, folder, tokenizer):
     convert(str(checkpoint), folder / "out", Recipe(RECIPES[name]), check=False)
     model = AutoModelForCausalLM.from_pretrained(folder / "out", trust_remote_code=True, dtype=torch.float32)
-    return make_ready(name, model, tokenizer)
+    return wrap_model(name, model, tokenizer)
 
 
 def questions_with_known_answers(loaded, length):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ctxext.data.encoding import Encoder
-from ctxext.evaluate.model import make_ready
+from ctxext.evaluate.model import wrap_model
 from ctxext.evaluate.scoring import answers as scoring
 from ctxext.evaluate.settings import Settings, even_depths
 from ctxext.evaluate.tasks.documents import Documents, Passage, Question, best_subspan_match
@@ -30,7 +30,7 @@ QUESTIONS = tuple(
 
 
 def ready(**changes):
-    return make_ready("tiny", tiny_llama(max_position_embeddings=2048, **changes), make_tokenizer())
+    return wrap_model("tiny", tiny_llama(max_position_embeddings=2048, **changes), make_tokenizer())
 
 
 def written(loaded, questions, wanted=range(5)):
@@ -76,7 +76,7 @@ def test_answers_on_one_reading_are_those_of_generate(num_needles, ends, forward
 
 def test_a_prompt_that_decides_its_own_schedule_is_written_alone(forwards):
     dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-    loaded = make_ready("tiny", tiny_llama(max_position_embeddings=512, rope_parameters=dynamic), make_tokenizer())
+    loaded = wrap_model("tiny", tiny_llama(max_position_embeddings=512, rope_parameters=dynamic), make_tokenizer())
     questions = make_questions(Documents(num_needles=5), loaded.encoder, LENGTH, range(1), Settings())
     alone = written(loaded, questions)
     forwards.clear()

@@ -12,14 +12,15 @@ import pytest
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.data import prose
 from ctxext.errors import CtxextError
-from ctxext.evaluate import plan, served
+from ctxext.evaluate import plan, serving
 from ctxext.evaluate.checkpoint_info import info_of, open_infos
 from ctxext.evaluate.model import Loading
 from ctxext.evaluate.plan import ModelPlan, check_context_length
 from ctxext.evaluate.results_log import ResultsLog
-from ctxext.evaluate.run import Meter, _make_header, break_even
+from ctxext.evaluate.run import Meter, _make_header
+from ctxext.evaluate.server_model import ServerModel
 from ctxext.evaluate.settings import Settings, even_depths, lengths_of, parse_depths
-from ctxext.evaluate.tasks.base import Reading
+from ctxext.evaluate.tasks.base import DocumentPlan
 from ctxext.evaluate.tasks.documents import Documents, read_questions
 from ctxext.evaluate.tasks.kv import KeyValue
 from ctxext.evaluate.tasks.needle import Association, Needle, PassKey
@@ -27,6 +28,7 @@ from ctxext.evaluate.tasks.passages import Passages
 from ctxext.evaluate.tasks.perplexity import Perplexity, bucket_width
 from ctxext.evaluate.tasks.registry import TASKS
 from ctxext.evaluate.tasks.retrieval import make_questions, num_questions
+from ctxext.server.answers import Completion, Token
 
 
 @pytest.mark.parametrize(
@@ -115,12 +117,12 @@ def changed(part, **changes):
     [
         (changed("settings", samples=5), "samples 4, now 5"),
         (changed("settings", lengths=[256, 512]), "lengths 256, now 256,512"),
-        (changed("settings", seed=1), "seed None, now 1"),
+        (changed("settings", seed=1), "seed none, now 1"),
         (changed("loading", dtype="fp32"), "dtype auto, now fp32"),
         (changed("versions", torch="2.8"), "torch 2.9, now 2.8"),
-        (changed("models", recipe={"steps": []}), 'model "one" has changed'),
-        (changed("models", name="three"), "models one, two, now three, two"),
-        ({**HEADER, "versions": {}}, "torch 2.9, now None"),
+        (changed("models", recipe={"steps": ["a"]}), 'model "one" recipe none, now a'),
+        (changed("models", name="three"), "models one,two, now three,two"),
+        ({**HEADER, "versions": {}}, "torch 2.9, now none"),
     ],
 )
 def test_only_the_same_run_is_gone_on_with(header, difference, tmp_path):
@@ -128,7 +130,7 @@ def test_only_the_same_run_is_gone_on_with(header, difference, tmp_path):
     ResultsLog(tmp_path).begin(json.loads(json.dumps(HEADER)), resume=True, overwrite=False)
     with pytest.raises(CtxextError) as refused:
         ResultsLog(tmp_path).begin(header, resume=True, overwrite=False)
-    assert f"because this run differs: {difference}." in refused.value.message
+    assert f"cannot be resumed with other settings: {difference}." in refused.value.message
 
 
 def line(model, sample, **more):
@@ -266,14 +268,7 @@ def plan_of(name, lengths, tasks, samples, depths, documents=(), config=CONFIG):
 
 
 def test_what_a_run_costs_and_how_long_it_takes():
-    """By hand: 64 hidden units and heads of 16, so many tokens until attention costs as much as all else."""
     even = 64 * (2 * (4 + 2) * 16 + 3 * 100) / (4 * 16)
-    assert break_even(CONFIG) == even
-    assert break_even({"model_type": "gemma3", "text_config": CONFIG | {"head_dim": 16}}) == even
-    assert break_even({"model_type": "gptj", "n_embd": 64, "n_head": 4, "intermediate_size": 100}) == 2 * 8 * 16 + 300
-    assert break_even({**CONFIG, "head_dim": 8}) == 64 * (2 * 6 * 8 + 300) / (4 * 8)
-    assert break_even({**CONFIG, "num_key_value_heads": None}) == 64 * (2 * 8 * 16 + 300) / 64
-    assert break_even({}) == break_even({"hidden_size": 64}) == break_even({**CONFIG, "hidden_size": None}) == 8192
 
     def cost(length):
         return 1 + round(length * (1 + length / even) / 64)
@@ -392,7 +387,7 @@ def planned(monkeypatch):
     monkeypatch.setattr(import_module("ctxext.evaluate.model"), "load_tokenizer", lambda *given: None)
     monkeypatch.setattr("ctxext.data.encoding.Encoder", lambda *given, **more: None)
     monkeypatch.setattr(import_module("ctxext.evaluate.tasks.retrieval"), "check_fits", lambda *given: 0)
-    monkeypatch.setattr(served, "check_served", lambda entry, lengths: checked.update({entry.name: lengths}))
+    monkeypatch.setattr(serving, "check_served", lambda entry, lengths: checked.update({entry.name: lengths}))
 
     def lengths(loading, **settings):
         checked.clear()
@@ -577,24 +572,24 @@ def rotary(tmp_path, **changes):
 
 def test_positions_that_an_engine_is_given(tmp_path):
     one = rotary(tmp_path)
-    assert served._make_overrides(one, 128) == {}
-    assert served._make_overrides(one, 129) == {"hf_overrides": {"max_position_embeddings": 129}}
-    served.check_served(one, (64, 256))
+    assert serving._make_overrides(one, 128) == {}
+    assert serving._make_overrides(one, 129) == {"hf_overrides": {"max_position_embeddings": 129}}
+    serving.check_served(one, (64, 256))
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 1e4}
     for other in (
         rotary(tmp_path, rope_parameters=yarn, rope_scaling=yarn),
         SimpleNamespace(**{**vars(one), "has_table": True}),
     ):
         with pytest.raises(CtxextError, match="supports only 128 tokens"):
-            served.check_served(other, (64, 129))
-        served.check_served(other, (64, 128))
-    assert served._make_overrides(SimpleNamespace(**{**vars(one), "context_length": None}), 999) == {}
+            serving.check_served(other, (64, 129))
+        serving.check_served(other, (64, 128))
+    assert serving._make_overrides(SimpleNamespace(**{**vars(one), "context_length": None}), 999) == {}
     linear = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
     stretched = rotary(tmp_path, rope_parameters=linear, rope_scaling=linear)
-    assert served._make_overrides(stretched, 129) == {"hf_overrides": {"max_position_embeddings": 129}}
+    assert serving._make_overrides(stretched, 129) == {"hf_overrides": {"max_position_embeddings": 129}}
     text = {"max_position_embeddings": 128, "hidden_size": 32, "num_attention_heads": 4, "rope_theta": 1e4}
     nested = rotary(tmp_path, model_type="gemma3", text_config=text)
-    assert served._make_overrides(nested, 129) == {"hf_overrides": {"text_config": {"max_position_embeddings": 129}}}
+    assert serving._make_overrides(nested, 129) == {"hf_overrides": {"text_config": {"max_position_embeddings": 129}}}
 
 
 @pytest.mark.parametrize(
@@ -611,19 +606,25 @@ def test_where_an_engine_stops(generation, config, ends, tmp_path):
     if generation is not None:
         (tmp_path / "generation_config.json").write_text(json.dumps(generation))
     content = {} if config is None else {"eos_token_id": config}
-    assert served._read_ends(Checkpoint("m", tmp_path, content)) == ends
+    assert serving._read_ends(Checkpoint("m", tmp_path, content)) == ends
 
 
 def test_an_engine_is_given_prompts_without_their_answers():
     asked = []
-    engine = SimpleNamespace(write=lambda *given: asked.append(given) or [[1], [2]])
-    model = served.ServedModel("m", engine, None, False, ends=(7,))
-    question = [SimpleNamespace(ids=[1, 2, 3, 4], num_answer=n) for n in (1, 3, 2)]
-    assert [*model.write([question], [0, 2])] == [(0, [[1]]), (2, [[2]])]
-    assert asked == [([[1, 2, 3], [1, 2]], [1, 2], (7,))]
+
+    def complete(ids, text, *, max_tokens, logprobs):
+        asked.append((ids, max_tokens, logprobs))
+        return Completion("", (Token(ids[0], {ids[0]: -1.0}), Token(9, {9: -1.0})), len(ids))
+
+    server = SimpleNamespace(complete=complete, takes_ids=True, measure_read=lambda *_: None, cuts=lambda *_: False)
+    encoder = SimpleNamespace(tokenizer=SimpleNamespace(decode=str), get_start_tokens=lambda: [1])
+    model = ServerModel("m", server, encoder, False, num_concurrent=2, engine=SimpleNamespace(has_text=False, name="e"))
+    question = [SimpleNamespace(ids=[number, 2, 3, 4], num_answer=number) for number in (1, 3, 2)]
+    assert [*model.write([question], [0, 2])] == [(0, [[1, 9]]), (2, [[2, 9]])]
+    assert sorted(asked) == [([1, 2, 3], 1, True), ([2, 2], 2, True)]
     assert not model.may_share(1000, 1000)
-    assert model.questions_at_once(2**20, 2) == 2
-    assert model.questions_at_once(2**22, 5) == 1
+    assert model.questions_at_once(2**20, 2) == 4
+    assert model.questions_at_once(2**22, 9) == 1
 
 
 @pytest.mark.parametrize(("stride", "most"), [(None, 512), (64, 1024)])
@@ -638,7 +639,7 @@ def test_documents_are_as_long_as_what_is_read_of_them(stride, most, monkeypatch
     monkeypatch.setattr("ctxext.data.texts.read_corpus", read_corpus)
     encoder = SimpleNamespace(get_start_tokens=lambda: [0, 0])
     first, second = Perplexity().documents_to_read(
-        Reading("causal", encoder, (128, 256), 512, 64, data=("text.txt",), samples=2, seed=3, stride=stride)
+        DocumentPlan("causal", encoder, (128, 256), 512, 64, data=("text.txt",), samples=2, seed=3, stride=stride)
     )
     assert asked == [("text.txt", {"count": 2, "length": 512, "most": most, "seed": 3})]
     assert [(work.ids, work.sample, work.length) for work in (first, second)] == [([1], 0, 256), ([2], 1, 256)]

@@ -17,6 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.evaluate.report.colours import series_style
+from ctxext.evaluate.report.pictures import as_png, draw_training, smooth_training
 from ctxext.finetune import prepare, trainer
 from ctxext.finetune.base import check_fits
 from ctxext.finetune.batches import Reading, draw_pose_positions, make_restarting_positions
@@ -26,12 +27,11 @@ from ctxext.finetune.dry_run import Plan, StepMeasurements
 from ctxext.finetune.loss import PositionLosses
 from ctxext.finetune.options import CHANGEABLE, Reporter, TrainingOptions
 from ctxext.finetune.prepare import add_adapter, count_tokens, format_data_lines
-from ctxext.finetune.run import _collect_settings, _make_notes, draw_losses, smooth_losses
+from ctxext.finetune.run import _collect_settings, _make_notes
 from ctxext.finetune.saves import Saves, find_newest_save
 from ctxext.finetune.trainer import (
     LiveLine,
     StopAfterStep,
-    format_duration,
     make_training_arguments,
     open_held_out,
 )
@@ -308,8 +308,8 @@ def test_memory_at_another_length():
     assert dataclasses.replace(rising, before=10**9).peak_at(80, cost) == 10**9
 
 
-def fitting(positions="rotary", learned=(), masked=False, carrier="yarn"):
-    encoding = SimpleNamespace(learned_tensors=learned, carrier=carrier)
+def fitting(positions="rotary", learned=(), masked=False, feature="yarn"):
+    encoding = SimpleNamespace(learned_tensors=learned, feature=feature)
     model = SimpleNamespace(family=SimpleNamespace(positions=positions), encoding=encoding)
     return SimpleNamespace(model=model, is_masked=masked)
 
@@ -324,7 +324,7 @@ def fitting(positions="rotary", learned=(), masked=False, carrier="yarn"):
 )
 def test_which_models_have_no_use_for_a_choice(choices, refusing):
     bases = {"rotary": fitting(), "alibi": fitting("alibi"), "masked": fitting(masked=True)}
-    bases |= {"table": fitting("learned", ("wpe.weight",)), "dynamic": fitting(carrier="dynamic")}
+    bases |= {"table": fitting("learned", ("wpe.weight",)), "dynamic": fitting(feature="dynamic")}
     for name, base in bases.items():
         is_refused = pytest.raises(CtxextError) if name in refusing.split() else contextlib.nullcontext()
         with is_refused:
@@ -370,14 +370,6 @@ def test_the_line_of_a_step(tmp_path, monkeypatch):
             line.on_log(None, state(6), None, {"loss": loss})
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(59.4, "59 s"), (59.6, "1 min 00 s"), (3599, "59 min 59 s"), (3600, "1 h 00 min"), (90061, "25 h 01 min")],
-)
-def test_times_for_people(seconds, text):
-    assert format_duration(seconds) == text
-
-
 def test_a_second_ctrl_c_is_python_s_own():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -401,7 +393,7 @@ def test_losses_by_position_begin_again_after_each_evaluation(tmp_path):
     device = torch.device("cpu")
     for part, total, count in ((0, 4.0, 2), (0, 2.0, 1), (3, 5.0, 10)):
         sums.add(part, torch.tensor(total), count)
-    line = LiveLine(Reporter(tell=lines.append), 1000, tmp_path / "steps.jsonl", sums)
+    line = LiveLine(Reporter(notify=lines.append), 1000, tmp_path / "steps.jsonl", sums)
     line.on_evaluate(SimpleNamespace(device=device), state(), None, {"eval_loss": 1.25})
     assert lines == ["step 3: loss 1.250 on the evaluation data (2.000, –, –, 0.500 by position)"]
     assert sums.take(device) == [None] * 4
@@ -498,18 +490,15 @@ def test_what_a_published_file_says_of_the_training(choices, masked, table, expe
     assert {name: notes[name] for name in expected} == expected
 
 
-def test_each_length_has_a_curve_of_its_own(tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, path: drawn.append(self.axes[0]))
-    draw_losses([(1, 4.0), (2, 3.0), (3, 9.0), (4, 1.0)], [64, 64, 8, 64], tmp_path / "x.png")
-    (axes,) = drawn
+def test_each_length_has_a_curve_of_its_own():
+    (axes,) = draw_training([(1, 4.0), (2, 3.0), (3, 9.0), (4, 1.0)], [64, 64, 8, 64]).axes
     curves = [(line.get_label(), [*line.get_xdata()], [*line.get_ydata()]) for line in axes.lines]
     assert [one[1:] for one in curves[::2]] == [([1, 2, 4], [4.0, 3.0, 1.0]), ([3], [9.0])], "points"
     assert [one[0] for one in curves[1::2]] == ["64 tokens", "8 tokens"]
-    assert smooth_losses([1, 2, 3, 4, 5], [0.0, 0.0, 9.0, 0.0, 0.0]) == [0.0, 3.0, 3.0, 3.0, 0.0]
+    assert smooth_training([1, 2, 3, 4, 5], [0.0, 0.0, 9.0, 0.0, 0.0]) == [0.0, 3.0, 3.0, 3.0, 0.0]
     slope = [float(step) for step in range(1, 201)]
-    assert smooth_losses(range(1, 201), slope) == pytest.approx(slope)
-    assert smooth_losses(range(1, 82), [1.0, *[0.0] * 80])[:3] == [1.0, 1 / 3, 1 / 5], (
+    assert smooth_training(range(1, 201), slope) == pytest.approx(slope)
+    assert smooth_training(range(1, 82), [1.0, *[0.0] * 80])[:3] == [1.0, 1 / 3, 1 / 5], (
         "no wider than the way to its end"
     )
 
@@ -562,8 +551,8 @@ def test_the_card_of_an_adapter_says_how_its_base_was_made(tmp_path):
     assert "convert" not in card.render_adapter_card(Checkpoint("me/long", folder, config, revision="def"))
 
 
-def test_sixteen_curves_are_told_apart_and_a_single_step_can_be_drawn(tmp_path):
+def test_sixteen_curves_are_told_apart_and_a_single_step_can_be_drawn():
     assert len({series_style(number) for number in range(16)}) == 16
-    draw_losses([(1, 2.0)], [64], tmp_path / "one.png")
-    draw_losses([(step, 2.0) for step in range(1, 41)], [2 ** (step // 3) for step in range(40)], tmp_path / "many.png")
-    assert (tmp_path / "many.png").read_bytes().startswith(b"\x89PNG")
+    assert as_png(draw_training([(1, 2.0)], [64]))
+    many = draw_training([(step, 2.0) for step in range(1, 41)], [2 ** (step // 3) for step in range(40)])
+    assert as_png(many).startswith(b"\x89PNG")

@@ -36,7 +36,7 @@ def test_work_and_logits_grow_as_the_shapes_say(base):
     cost = Cost(model, options, learned_share=0.5)
     matrices = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48) + 32 * 5 + 64 * 32
     assert cost.per_token == matrices + 64 * 32 // 2
-    assert cost.work(10) == 10 * (cost.per_token + 2 * 32 * 10)
+    assert cost.work(10) == 10 * (1 + 10 / (cost.per_token / (2 * 32)))
     assert cost.logit_bytes(100) == 12 * 64 * 50
     cost.piece = 10
     assert cost.logit_bytes(100) == 12 * 64 * 10

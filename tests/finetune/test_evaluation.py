@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
 
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
-from ctxext.evaluate.model import make_ready
+from ctxext.evaluate.model import wrap_model
 from ctxext.evaluate.scoring.answers import score_depths
 from ctxext.finetune.loss import NUM_PARTS, use_chunked_loss
 from ctxext.finetune.trainer import NeedleProbe
@@ -47,7 +47,7 @@ def test_needles_are_asked_as_an_evaluation_asks_them(tmp_path):
     folder = open_checkpoint("demo").folder
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    loaded = make_ready("demo", AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), tokenizer)
+    loaded = wrap_model("demo", AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), tokenizer)
     probe = NeedleProbe(use_chunked_loss(model), tokenizer, 800, seed=0)
     questions = [[prompt] for prompt in probe.prompts]
     right = [is_right for question in questions for _, (is_right,) in score_depths(loaded, [question], [0])]
@@ -82,7 +82,7 @@ def test_the_best_save_is_taken(base, tmp_path, report_losses):
     lines = []
     measured = report_losses(5.0, 4.0, 2.0, 3.0, 4.0)
     options = change(steps=5, keep_best=True, **STEPS_THAT_CHANGE_MUCH)
-    tune(base, tmp_path / "out", options, eval_data=HELD_OUT, tell=lines.append)
+    tune(base, tmp_path / "out", options, eval_data=HELD_OUT, notify=lines.append)
     assert [line["eval_loss"] for line in evaluated(tmp_path / "out").values()] == [5.0, 4.0, 2.0, 3.0, 4.0]
     assert any(line.startswith("using step 3, the best") for line in lines)
     others = [loss for step, loss in measured.items() if step != 3]

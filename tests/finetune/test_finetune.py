@@ -20,7 +20,7 @@ from ctxext.finetune.run import training_folder
 from ctxext.finetune.saves import find_newest_save
 from ctxext.methods import MsPoE, PositionInterpolation, Yarn
 from ctxext.publish.push import plan_push
-from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.model_config import model_config
 from tiny_base import QUICK, Stopped, Tokens, change, documents, load, logits, make_base, save_llama, stop_after, tune
 
 
@@ -37,7 +37,7 @@ def test_it_learns_and_reports(base, tmp_path):
     lines, steps = [], []
     out = tmp_path / "out"
     options = change(steps=30, learning_rate=1e-2, batch_size=4, micro_batch=2)
-    done = tune(base, out, options, is_drawn=True, tell=lines.append, progress=lambda *state: steps.append(state))
+    done = tune(base, out, options, is_drawn=True, notify=lines.append, progress=lambda *state: steps.append(state))
     long = [loss for step, loss in done.losses if step % 5]
     assert sum(long[-5:]) / 5 < sum(long[:5]) / 5 - 0.2
     assert lines[0] == "data: 24 documents, 3,120 tokens → 48 sequences of 64; 48 tokens dropped"
@@ -105,7 +105,7 @@ def test_killed_and_resumed_equals_a_straight_run(base, tmp_path, dropout, our_p
     assert find_newest_save(training_folder(tmp_path / "killed"), 6).newest.name == "checkpoint-4"
     lines, steps = [], []
     progress = lambda text, step, total: steps.append(step) if "loss" in text else None  # noqa: E731
-    done = tune(base, tmp_path / "killed", options, resume=True, tell=lines.append, progress=progress)
+    done = tune(base, tmp_path / "killed", options, resume=True, notify=lines.append, progress=progress)
     assert steps == [5, 6]
     assert "resuming after step 4" in lines
     written = (tmp_path / "killed" / "steps.jsonl").read_text().splitlines()
@@ -149,12 +149,12 @@ def test_resume_refuses_other_settings_and_another_recipe(base, stopped, tmp_pat
     out = tmp_path / "out"
     shutil.copytree(stopped, training_folder(out))
     kept = sorted(path.name for path in training_folder(out).iterdir())
-    with pytest.raises(CtxextError, match='a different rank: "4", not "8"'):
+    with pytest.raises(CtxextError, match="other settings: rank 4, now 8"):
         tune(base, out, change(rank=8), resume=True)
     other = make_base(tmp_path / "pi", PositionInterpolation(factor=4))
-    with pytest.raises(CtxextError, match="a different model"):
+    with pytest.raises(CtxextError, match=r"other settings: model digest [0-9a-f]+, now [0-9a-f]+"):
         tune(other, out, resume=True)
-    with pytest.raises(CtxextError, match="a different data"):
+    with pytest.raises(CtxextError, match="other settings: data name"):
         tune(base, out, resume=True, data=Tokens(documents(), name="else"))
     with pytest.raises(CtxextError, match="unfinished run"):
         tune(base, out)
@@ -167,7 +167,7 @@ def test_more_steps_go_on_from_the_last_save(base, tmp_path):
     with pytest.raises(Stopped):
         tune(base, out, change(save_every=2), progress=stop_after(5))
     progress = lambda text, step, total: steps.append(step) if "loss" in text else None  # noqa: E731
-    done = tune(base, out, change(steps=9, save_every=2), resume=True, progress=progress, tell=lines.append)
+    done = tune(base, out, change(steps=9, save_every=2), resume=True, progress=progress, notify=lines.append)
     assert "resuming after step 4" in lines
     assert steps == [5, 6, 7, 8, 9]
     assert [step for step, _ in done.losses] == list(range(1, 10))
@@ -200,7 +200,7 @@ def test_the_packing_that_is_suggested_goes_with_the_other_options(base, tmp_pat
     records = [{"prompt": f"w{2 + n} w5 ", "completion": "w7 w8"} for n in range(8)]
     lines = []
     data = TrainingData(records=tuple(records))
-    tune(base, tmp_path / "out", change(steps=1, **options), data=data, merge=False, tell=lines.append)
+    tune(base, tmp_path / "out", change(steps=1, **options), data=data, merge=False, notify=lines.append)
     assert any(f"--pack {way} to pack documents" in line for line in lines)
 
 
@@ -231,7 +231,7 @@ def test_what_cannot_be_trained_is_refused(base, tmp_path):
 def test_a_source_is_trained_within_its_window(tmp_path):
     """Its card, its files and the loaded model show that the context is not extended."""
     source, lines, out = save_llama(tmp_path / "stock"), [], tmp_path / "out"
-    tune(source, out, change(length=None, learning_rate=1e-2), tell=lines.append)
+    tune(source, out, change(length=None, learning_rate=1e-2), notify=lines.append)
     assert lines[0] == "stock is not extended; its context length remains 32 tokens"
     config = json.loads((out / "config.json").read_text())
     assert config["max_position_embeddings"] == 32

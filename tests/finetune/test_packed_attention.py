@@ -91,7 +91,7 @@ def test_a_mask_of_the_square_is_said(base, tmp_path, monkeypatch, is_changed):
         monkeypatch.setattr(import_module("ctxext.finetune.models"), "attend_by_document", lambda model: False)
     lines = []
     options = change(pack="restart", steps=1)
-    tune(base, tmp_path / "out", options, merge=False, tell=lines.append)
+    tune(base, tmp_path / "out", options, merge=False, notify=lines.append)
     assert any("mask of length × length" in line for line in lines) is not is_changed
 
 

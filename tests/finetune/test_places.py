@@ -58,7 +58,7 @@ def test_what_is_put_into_out_meanwhile_stays(given, base, tmp_path):
         (out / "thesis.txt").write_text("years")
 
     with pytest.raises(CtxextError, match=r'was created by another process.*the result is in ".*out-2"'):
-        tune(base, out, SHORT, tell=put, **given)
+        tune(base, out, SHORT, notify=put, **given)
     assert (out / "thesis.txt").read_text() == "years"
     assert foreign_files(tmp_path / "out-2") == []
     assert (tmp_path / "out-2" / "model.safetensors").is_file()

@@ -140,7 +140,7 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(base, folder, tmp_path, spoi
     spoil(folder / "checkpoint-4")
     lines, steps = [], []
     progress = lambda text, step, total: steps.append(step) if "loss" in text else None  # noqa: E731
-    done = tune(base, tmp_path / "out", OPTIONS, resume=True, tell=lines.append, progress=progress)
+    done = tune(base, tmp_path / "out", OPTIONS, resume=True, notify=lines.append, progress=progress)
     told = [line for line in lines if line.startswith(("skipped", "ignored"))]
     assert [line.startswith(note) for line, note in zip(told, notes, strict=True)] == [True]
     assert f"resuming after step {first - 1}" in lines

@@ -20,7 +20,7 @@ from ctxext.checkpoint.families import FAMILIES, Family
 from ctxext.checkpoint.geometry import known_models
 from ctxext.cli.app import FAULT, NO_MEMORY, TOO_DEEP, TRACEBACK
 from ctxext.files.schemas import CONFIG, SCALING, SIZES
-from ctxext.recipes.encodings.rotary import SENTINEL
+from ctxext.recipes.code.guards import SENTINEL
 
 BAD = ("Traceback", "\x1b", FAULT, NO_MEMORY, TOO_DEEP)
 """What no command may say, whatever it was given."""

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from ctxext import METHODS, Recipe, convert
 from ctxext.cli.app import main
 from ctxext.methods import MsPoE, Yarn
-from ctxext.recipes.param import options_of
+from ctxext.recipes.param import parameters_of
 from hostile import (
     ADAPTER,
     BAD,
@@ -144,7 +144,7 @@ def test_tables(files, method, length, is_linear):
 @given(st.data(), METHOD)
 def test_numbers(data, method):
     (chosen,) = (each for each in METHODS if each.name == method)
-    field = data.draw(st.sampled_from([field.name for field in options_of(chosen)] or ["factor"]))
+    field = data.draw(st.sampled_from([field.name for field in parameters_of(chosen)] or ["factor"]))
     value = data.draw(st.one_of(LENGTH, ODD.map(str)))
     with a_folder() as place:
         write(place / "in", {"config.json": json.dumps(LLAMA).encode(), "model.safetensors": weights(TENSORS)})

@@ -39,9 +39,10 @@ from ctxext.methods import (
     Yarn,
 )
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
-from ctxext.recipes.encodings.rotary import attention_scaling, model_config
+from ctxext.recipes.encodings.rotary import attention_scaling
 from ctxext.recipes.methods.mrrope import MrRope
 from ctxext.recipes.methods.self_extend import SelfExtend
+from ctxext.recipes.model_config import model_config
 from gguf_files import TENSORS, gguf_bytes, keys_of
 
 RISING = tuple(1.0 + 3.0 * number / 7 for number in range(8))
@@ -613,7 +614,7 @@ def test_a_schedule_without_an_original_length_asks_for_it(gguf, tmp_path, run):
     for path, what in ((linear, "linear ×4"), (lists, f"longrope by {FACTORS}")):
         with pytest.raises(CtxextError, match=f"already extended: {what}[.]"):
             plan_gguf(path, Recipe([Yarn(factor=8)]))
-        with pytest.raises(CtxextError, match="but no original context length") as caught:
+        with pytest.raises(CtxextError, match="from an unknown original length") as caught:
             plan_gguf(path, Recipe([Yarn(factor=8)]), replace_scaling=True)
         assert ("--original-length 128." in caught.value.hint) == (path == linear)
         assert "with --original-length" in " ".join(run("inspect", path).stdout.split())
@@ -1076,7 +1077,7 @@ def test_no_result_is_shorter_in_silence(gguf, factor, is_refused):
     values = keys_of(rope__scaling__type="yarn", rope__scaling__factor=4.0, rope__scaling__original_context_length=128)
     path, recipe = gguf(values=values), Recipe([Yarn(factor=factor)])
     if is_refused:
-        with pytest.raises(CtxextError, match="has a context of 512 tokens, and the result would have"):
+        with pytest.raises(CtxextError, match="supports 512 tokens, but the result would have"):
             plan_gguf(path, recipe, replace_scaling=True)
     plan = plan_gguf(path, recipe, replace_scaling=True, allow_shorter=is_refused)
     assert plan.header.get("llama.context_length") == round(128 * factor)

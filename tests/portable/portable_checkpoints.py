@@ -15,7 +15,7 @@ import tiny_models
 from ctxext import Recipe
 from ctxext.checkpoint.families import FAMILIES, family_of, rotated_layers
 from ctxext.methods import MsPoE
-from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.model_config import model_config
 from loaded_models import load as load
 
 CODE_FILE = "mspoe.py"

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from ctxext.portable.method import Frame, Tables, Turn, angles_of
-from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.relation import Relation
+from ctxext.recipes.model_config import model_config
 from ctxext.recipes.registry import METHODS as REGISTERED
 
 RELATIONS = {method.name: method for method in REGISTERED if issubclass(method, Relation)}

@@ -8,7 +8,7 @@ from transformers import DynamicCache
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from ctxext.portable import mspoe
-from ctxext.portable.method import Frame, Turn, cos_and_sin, state_of
+from ctxext.portable.method import Frame, Turn, compute_tables, state_of
 from ctxext.portable.mspoe import MsPoE
 
 BASE = torch.tensor([10000.0 ** (-i / 8) for i in range(8)])
@@ -33,7 +33,9 @@ def rotated(ranks, layer, length, axis, batch=1, cache=None, memory=None, start=
     call.memory = {} if memory is None else memory
     if "tables" not in call.memory:
         frame = Frame(BASE, torch.arange(16) % 8, 1.0, torch.float32)
-        call.memory["tables"] = method.tables(cos_and_sin, frame, Turn(torch.arange(start, start + length)[None], None))
+        call.memory["tables"] = method.tables(
+            compute_tables, frame, Turn(torch.arange(start, start + length)[None], None)
+        )
     return method.rotate(plain, tensors, call.memory["tables"], axis, call)
 
 

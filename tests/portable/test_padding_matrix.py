@@ -569,7 +569,7 @@ def test_a_row_whose_position_jumps_is_not_taken_for_the_next(models):
     model, cache, ids = models("llama", "self-extend"), DynamicCache(), texts(50)[0]
     for span in (slice(46), slice(46, 47)):
         model(ids[:, span], past_key_values=cache)
-    turned = cache.ctxext_state.common["turned keys", 0][2]
+    turned = cache.ctxext_state.common["rotated keys", 0][2]
     assert turned == 47, "all keys, so that none turns again for a window's length"
     for position in (49, 70):
         jump, fresh = {"position_ids": torch.tensor([[position]])}, copy.deepcopy(cache)

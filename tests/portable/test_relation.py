@@ -17,12 +17,12 @@ from transformers import DynamicCache
 from ctxext.portable import method as seam
 from ctxext.portable.method import state_of
 from ctxext.portable.mspoe import MsPoE
-from ctxext.portable.relation import Blocks, Inside, One, Relation, Step, Tiles
+from ctxext.portable.relation import Blocks, Relation, SingleQuery, Step, Tiles, Unchanged
 from ctxext.portable.relation_parts import begins_again
 from ctxext.portable.rerope import Rerope, ReRopeMap
 from ctxext.recipes.methods.self_extend import SelfExtend
 from ctxext.recipes.registry import method_named
-from ctxext.verify.carried import reference_of
+from ctxext.verify.rotation import reference_of
 from portable_checkpoints import llama, load, write
 from relation_cases import (
     BASE,
@@ -45,7 +45,7 @@ TOTAL = 300
 # At the borders of every map, on both sides.
 ROWS = [*(0, 9, 16, 17, 20, 21, 22, 23, 40, 47, 48), *range(61, 68), *(90, 95, 96, 112, 127, 128, 129, 150, 172, 173)]
 ROWS += [191, 192, 200, 226, 227, 255, 256, 257, 281, 298, 299]
-FORMS = Blocks, Inside, One, Step, Tiles
+FORMS = Blocks, Unchanged, SingleQuery, Step, Tiles
 LAYOUTS = {
     "grouped": {},
     "multi-head": {"heads": 3, "groups": 3},
@@ -163,7 +163,7 @@ def test_every_form_equals_loops(name, layout):
             output, _ = methods[row % 2].attend(stock, call, *tensors, None)
             close(output, out[:, None], [0])
             if row >= first:
-                assert form_of(call) == ("step" if backend == "sdpa" else "one")
+                assert form_of(call) == ("step" if backend == "sdpa" else "singlequery")
 
 
 @pytest.mark.parametrize("size", [16, 64])
@@ -434,10 +434,10 @@ def test_values_of_another_width():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_rungs_are_known_beforehand(name):
-    """A traced call goes through all rungs up to the last."""
+    """A traced call goes through all levels up to the last."""
     rules = map_of(made(name))
     for total in (1, 64, 65, 128, 200, 300):
-        assert int(rules.rows(*[torch.arange(total)[None]] * 2).rung.max()) <= rules.last_rung(total)
+        assert int(rules.rows(*[torch.arange(total)[None]] * 2).level.max()) <= rules.last_level(total)
 
 
 @pytest.mark.parametrize(
@@ -498,16 +498,16 @@ def test_a_traced_plan_has_the_rungs_of_a_cache_that_is_longer_than_the_target(n
     tensors = torch.zeros(1, 2, total, 16)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     plan = method.plan(Call(torch.arange(total)[None]), method.map, tensors, tensors, tensors, None, {})
-    assert int(plan.rows.rung.max()) <= max(int(rung.max()) for rung in plan.blocks[-1].rungs)
+    assert int(plan.rows.level.max()) <= max(int(level.max()) for level in plan.blocks[-1].levels)
 
 
 def test_a_traced_plan_with_too_many_rungs_is_refused(monkeypatch):
     """Each costs a turned copy of the keys, as a traced call cannot read which of them occur."""
     method, tensors = made("self-extend"), torch.zeros(1, 2, 99, 16)
-    method.settings["target_length"] = 64 * 54 + 10  # A rung for each 54 tokens behind the window of 10.
+    method.settings["target_length"] = 64 * 54 + 10  # A level for each 54 tokens behind the window of 10.
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     plan = method.plan(Call(torch.arange(99)[None]), method.map, tensors, tensors, tensors, None, {})
-    assert len(plan.blocks[-1].rungs) == 64
+    assert len(plan.blocks[-1].levels) == 64
     method.settings["target_length"] += 1
     with pytest.raises(ValueError, match="65 levels of far keys"):
         method.plan(Call(torch.arange(99)[None]), method.map, tensors, tensors, tensors, None, {})

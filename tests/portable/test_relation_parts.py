@@ -12,13 +12,13 @@ from ctxext.portable.relation_parts import (
     NOWHERE,
     Places,
     Side,
+    apply_softmax,
     causal,
-    joined,
+    join_outputs,
     keep_side,
     places_of,
     plain_base,
     side_of,
-    softmaxed,
     visible,
 )
 from relation_cases import Call, FlexMask, made
@@ -156,7 +156,7 @@ def test_one_softmax_over_what_a_row_sees(options, kind, hides):
         hidden[..., 0] = kind not in ("bool", "flex")
     if kind == "window":
         options["sliding_window"] = 3
-    output, weights = softmaxed(scores, value, masks[kind], span, base, hidden, options)
+    output, weights = apply_softmax(scores, value, masks[kind], span, base, hidden, options)
     assert output.shape == (2, 3, 4, 6)
     for b in range(2):
         for h in range(4):
@@ -182,35 +182,35 @@ def test_one_softmax_over_what_a_row_sees(options, kind, hides):
                 torch.testing.assert_close(output[b, row, h], answer, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("rungs", "origins"), [([2, 2], [0, 1]), (2, 0)])
-def test_turned_keys_are_kept_for_their_layer_rungs_and_texts_alone(rungs, origins):
+@pytest.mark.parametrize(("levels", "origins"), [([2, 2], [0, 1]), (2, 0)])
+def test_turned_keys_are_kept_for_their_layer_rungs_and_texts_alone(levels, origins):
     cache, key = DynamicCache(), torch.arange(2 * 2 * 3 * 4.0).view(2, 2, 3, 4)
     cache.update(key, key, 0)
     call = Call(torch.arange(3)[None], cache=cache)
-    side = side_of(call, key, rungs, origins)
+    side = side_of(call, key, levels, origins)
     assert side.filled == 0
     assert side.buffer.shape[2] >= 3
     side.buffer[:, :, :3] = key
     keep_side(call, side._replace(filled=3))
     longer = torch.zeros(2, 2, side.buffer.shape[2] + 1, 4)
     for again in (key, longer):  # Where there is no more room, what is final moves along.
-        kept = side_of(call, again, rungs, origins)
-        assert (kept.filled, kept.rungs, kept.origins) == (3, rungs, origins)
+        kept = side_of(call, again, levels, origins)
+        assert (kept.filled, kept.levels, kept.origins) == (3, levels, origins)
         assert kept.buffer.shape[2] >= again.shape[2]
         assert torch.equal(kept.buffer[:, :, :3], key)
-    for others in ((3, origins), (rungs, 1)):
+    for others in ((3, origins), (levels, 1)):
         assert side_of(call, key, *others)[:2] == others
         assert side_of(call, key, *others).filled == 0
-    assert side_of(Call(torch.arange(3)[None], layer=1, cache=cache), key, rungs, origins).filled == 0
+    assert side_of(Call(torch.arange(3)[None], layer=1, cache=cache), key, levels, origins).filled == 0
     cache.reorder_cache(torch.tensor([1, 0]))  # Only those that are alike move.
-    moved = side_of(call, key, rungs, origins)
-    assert moved.filled == (0 if isinstance(rungs, list) else 3)
+    moved = side_of(call, key, levels, origins)
+    assert moved.filled == (0 if isinstance(levels, list) else 3)
     assert torch.equal(moved.buffer[:, :, : moved.filled], key.flip(0)[:, :, : moved.filled])
     keep_side(call, Side([1, 2], [0, 0], side.buffer, 3))
-    assert side_of(call, key, rungs, origins).filled == 0
-    keep_side(call, Side(rungs, origins, side.buffer, 3))
+    assert side_of(call, key, levels, origins).filled == 0
+    keep_side(call, Side(levels, origins, side.buffer, 3))
     cache.crop(-1)
-    assert side_of(call, key, rungs, origins).filled == 0
+    assert side_of(call, key, levels, origins).filled == 0
 
 
 @pytest.mark.parametrize("seen", [0, 4])
@@ -235,7 +235,7 @@ def test_rows_of_both_ways_are_joined_by_their_own_sequence():
     changed = torch.tensor([[False, False, True, True], [False, True, True, True]])
     stock, own = torch.zeros(2, 3, 1, 2), torch.ones(2, 3, 1, 2)
     plan = type("Plan", (), {"first": 1, "served": 3})
-    output, _ = joined(changed, plan, (stock, None), (own, None))
+    output, _ = join_outputs(changed, plan, (stock, None), (own, None))
     assert torch.equal(output[..., 0, 0], changed.float())
 
 
@@ -268,9 +268,9 @@ def test_keys_stay_far_for_later_rows_up_to_the_first_that_is_near(order):
     m, keys = torch.tensor([[100], [86]])[order], torch.stack([first, second])[order]
     rows = method.map.rows(m, m)
     low = [next(n for n, key in enumerate(own) if key >= far) for own, far in zip(keys, rows.far, strict=True)]
-    single = method.one_plan(method.map, Places(m, m, keys, keys), rows, (None, None), None, 2, False)
+    single = method.plan_single_query(method.map, Places(m, m, keys, keys), rows, (None, None), None, 2, False)
     assert single.low == min(low)
-    assert single.rungs == rows.rung[:, 0].tolist()
+    assert single.levels == rows.level[:, 0].tolist()
     assert single.origins == keys[:, 0].tolist()
 
 
@@ -279,5 +279,5 @@ def test_no_turned_keys_are_kept_with_the_cache_in_training(trains):
     """A later step would write into what the way back needs."""
     method, m, keys = made("self-extend"), torch.tensor([[100]]), torch.arange(101)[None]
     places, rows = Places(m, m, keys, keys), method.map.rows(m, m)
-    single = method.one_plan(method.map, places, rows, (None, None), None, 1, trains)
-    assert (single.rungs is None) == trains
+    single = method.plan_single_query(method.map, places, rows, (None, None), None, 1, trains)
+    assert (single.levels is None) == trains

@@ -85,7 +85,7 @@ def read(rules, start, stop):
     count = torch.zeros(3, stop - start, stop, dtype=torch.long)
     m, n = torch.arange(start, stop)[None], torch.arange(stop)
     rows, done = rules.rows(m, m), 0
-    for rung, end, shown in stages(rules, start, stop):
+    for level, end, shown in stages(rules, start, stop):
         for part, low_row, high_row, low, high, form in shown:
             assert start <= low_row < high_row <= stop, "queries of the call"
             assert 0 <= low < high <= stop, "keys there are"
@@ -102,7 +102,7 @@ def read(rules, start, stop):
                 shows = torch.ones(len(queries), high - low, dtype=torch.bool)
             count[["far", "middle", "near"].index(part), low_row - start : high_row - start, low:high] += shows
             assert part != "far" or high <= end
-            assert bool((rows.rung[0, low_row - start : high_row - start] == rung).all())
+            assert bool((rows.level[0, low_row - start : high_row - start] == level).all())
     far, middle, near = (border[0][:, None] for border in rows[1:4])
     expected = torch.stack([n < far, (n >= middle) & (n < near), (n >= near) & (n <= m[0][:, None])])
     assert torch.equal(count, expected.long()), SimpleNamespace(start=start, stop=stop)

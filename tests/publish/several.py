@@ -5,6 +5,7 @@ Reads a JSON list of command lines from stdin and prints a JSON list of [exit co
 
 import json
 import sys
+import time
 
 import typer
 from typer.testing import CliRunner
@@ -12,9 +13,8 @@ from typer.testing import CliRunner
 from ctxext.cli.push import push
 from ctxext.cli.verify import verify
 from ctxext.errors import CtxextError
-from ctxext.publish import push as push_module
 
-push_module.time.sleep = lambda _seconds: None
+time.sleep = lambda _seconds: None
 app = typer.Typer()
 app.command()(push)
 app.command()(verify)

@@ -16,18 +16,18 @@ from ctxext.errors import CtxextError
 from ctxext.files.content import stamp_of
 from ctxext.methods import MsPoE, Yarn
 from ctxext.recipes.registry import method_named
-from ctxext.verify import carried, clean_load, file_checks, run
-from ctxext.verify import subject as subject_module
-from ctxext.verify.checks_process import rotary_modules
-from ctxext.verify.clean_load import LoadReport
-from ctxext.verify.subject import Finding, Subject, training_of
+from ctxext.verify import conversion as conversion_module
+from ctxext.verify import file_checks, isolated_checks, rotation, run
+from ctxext.verify.conversion import Conversion, Finding, training_of
+from ctxext.verify.isolated_checks import LoadReport
+from ctxext.verify.model_process import rotary_modules
 from small_llama import change_json, make_llama, read_json
 
 COMMIT = "a" * 40
 
 
-def subject_of(folder, **options) -> Subject:
-    return Subject(open_checkpoint(str(folder)), **options)
+def conversion_of(folder, **options) -> Conversion:
+    return Conversion(open_checkpoint(str(folder)), **options)
 
 
 def digest(path) -> str:
@@ -37,7 +37,7 @@ def digest(path) -> str:
 @pytest.mark.parametrize("name", ["config.json", "ctxext.json"])
 @pytest.mark.parametrize("key", ["recipe", "source", "revision"])
 def test_either_record_may_tell_another_story(extended, name, key):
-    assert file_checks.check_record(subject_of(extended)).status == "passed"
+    assert file_checks.check_record(conversion_of(extended)).status == "passed"
     content = read_json(extended / name)
     noted = content["ctxext"] if name == "config.json" else content
     if key == "recipe":
@@ -48,7 +48,7 @@ def test_either_record_may_tell_another_story(extended, name, key):
         noted["source"][{"source": "name"}.get(key, key)] = COMMIT
     change_json(extended / name, **content)
     problem = f'"ctxext.json" and "config.json" differ in {key}'
-    assert file_checks.check_record(subject_of(extended)) == Finding("record", "failed", problem)
+    assert file_checks.check_record(conversion_of(extended)) == Finding("record", "failed", problem)
 
 
 FILES = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "README.md", "model.safetensors")
@@ -58,12 +58,12 @@ FILES = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "REA
 @pytest.mark.parametrize("what", ["changed", "missing"])
 def test_files_that_changed_or_are_missing(extended, what, name):
     """The card may be edited or missing; weights have a separate check."""
-    subject = subject_of(extended)
+    conversion = conversion_of(extended)
     if what == "missing":
         (extended / name).unlink()
     else:
         (extended / name).write_bytes((extended / name).read_bytes() + b" ")
-    finding = file_checks.check_files(subject)
+    finding = file_checks.check_files(conversion)
     if name == "README.md" or (what, name) == ("changed", "model.safetensors"):
         assert finding.status == "passed"
         assert ("was edited, which" in finding.detail) == ((what, name) == ("changed", "README.md"))
@@ -73,11 +73,11 @@ def test_files_that_changed_or_are_missing(extended, what, name):
 
 def test_files_that_nobody_recorded(extended):
     (extended / ".gitattributes").write_text("")
-    assert file_checks.check_files(subject_of(extended)).status == "passed"
+    assert file_checks.check_files(conversion_of(extended)).status == "passed"
     (extended / "deep").mkdir()
     for name in ("model-2.safetensors", "deep/config.json"):
         (extended / name).write_text("")
-    finding = file_checks.check_files(subject_of(extended))
+    finding = file_checks.check_files(conversion_of(extended))
     assert finding.detail == 'not recorded: "deep/config.json", "model-2.safetensors"'
 
 
@@ -91,8 +91,8 @@ def test_a_folder_that_is_about_to_be_written_again_is_not_checked(extended, nam
         change_json(extended / "ctxext.json", files={**manifest["files"], name: "0" * 64})
     if what == "missing":
         (extended / name).unlink()
-    assert file_checks.check_files(subject_of(extended, rewritten="evaluation")).status == status
-    assert file_checks.check_files(subject_of(extended)).detail == f'{what}: "{name}"'
+    assert file_checks.check_files(conversion_of(extended, rewritten="evaluation")).status == status
+    assert file_checks.check_files(conversion_of(extended)).detail == f'{what}: "{name}"'
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_weights_by_digest_or_by_stamp(sharded, known, touched):
         stamps[names[number]][1] -= 5_000_000_000
     weights = {name: digest(folder / name) if number in known else None for number, name in enumerate(names)}
     change_json(folder / "ctxext.json", weights=weights, stamps=stamps)
-    finding = file_checks.check_weights(subject_of(folder))
+    finding = file_checks.check_weights(conversion_of(folder))
     if {*touched} - {*known}:
         assert finding.status == "failed"
         assert finding.detail.startswith("modified after they were recorded")
@@ -128,7 +128,7 @@ def test_weights_by_digest_or_by_stamp(sharded, known, touched):
         assert (finding.status, finding.detail) == ("passed", "3 file(s) match the record")
     for number in known:
         change_json(folder / "ctxext.json", weights={**weights, names[number]: "0" * 64})
-        finding = file_checks.check_weights(subject_of(folder))
+        finding = file_checks.check_weights(conversion_of(folder))
         assert (finding.status, finding.detail) == ("failed", f'changed: "{names[number]}"')
 
 
@@ -144,7 +144,7 @@ def test_what_is_compared_in_full_may_be_newer_but_not_larger(converted, llama_s
         places[against] = make_llama(tmp_path / "other")
         (places[against] / name).rename(places[against] / "pytorch_model.safetensors")
     source = open_checkpoint(str(places[against])) if against in places else None
-    finding = file_checks.check_weights(subject_of(folder, source=source))
+    finding = file_checks.check_weights(conversion_of(folder, source=source))
     assert finding.status == ("not checked" if against == "a copy" and not size else "failed")
 
 
@@ -156,9 +156,9 @@ def planned(source, recipe) -> dict:
 @pytest.mark.parametrize("key", ["auto_map", "ctxext_code", "rope_scaling", "rope_parameters", "hidden_act"])
 def test_a_configuration_that_lacks_what_the_recipe_makes(originals, key):
     config = read_json(originals["mspoe"] / "config.json")
-    assert file_checks.check_configuration(Subject(Checkpoint("out", originals["mspoe"], config))).status == "passed"
-    subject = Subject(Checkpoint("out", originals["mspoe"], {k: v for k, v in config.items() if k != key}))
-    (finding,) = run.run_checks([file_checks.check_configuration], subject)
+    assert file_checks.check_configuration(Conversion(Checkpoint("out", originals["mspoe"], config))).status == "passed"
+    conversion = Conversion(Checkpoint("out", originals["mspoe"], {k: v for k, v in config.items() if k != key}))
+    (finding,) = run.run_checks([file_checks.check_configuration], conversion)
     assert finding.status == "failed"
 
 
@@ -175,11 +175,11 @@ def test_classes_of_heads_may_differ_by_version_and_no_others(originals, changes
     config = read_json(originals["mspoe"] / "config.json")
     named_classes = {**config["auto_map"], **changes}
     config["auto_map"] = {auto: place for auto, place in named_classes.items() if place is not None}
-    subject = Subject(Checkpoint("out", originals["mspoe"], config))
-    finding = file_checks.check_configuration(subject)
+    conversion = Conversion(Checkpoint("out", originals["mspoe"], config))
+    finding = file_checks.check_configuration(conversion)
     assert f'"auto_map.{next(iter(changes))}" is' in finding.detail  # The record names all classes.
-    vars(subject)["manifest"] = {}
-    finding = file_checks.check_configuration(subject)
+    vars(conversion)["manifest"] = {}
+    finding = file_checks.check_configuration(conversion)
     assert ("auto_map" in finding.detail) == (finding.status == "failed") == named
 
 
@@ -198,7 +198,7 @@ def test_configurations_are_compared_key_by_key():
 @pytest.mark.parametrize(("length", "status"), [(512, "passed"), (512.0, "failed"), (512.5, "failed")])
 def test_a_length_is_a_whole_number(originals, length, status):
     config = {**read_json(originals["yarn"] / "config.json"), "max_position_embeddings": length}
-    (finding,) = run.run_checks([file_checks.check_lengths], Subject(Checkpoint("out", originals["yarn"], config)))
+    (finding,) = run.run_checks([file_checks.check_lengths], Conversion(Checkpoint("out", originals["yarn"], config)))
     assert finding.status == status
 
 
@@ -209,13 +209,13 @@ def test_code_that_is_ours_and_code_that_is_not(converted, kind, name, is_record
     """Unneeded files with names of ctxext's code belong to the source if recorded; otherwise they are stray."""
     folder = converted(kind)
     needed = {path.name for path in folder.glob("*.py")}
-    assert file_checks.check_code(subject_of(folder)).status == "passed"
+    assert file_checks.check_code(conversion_of(folder)).status == "passed"
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_text("x = 1\n")
     manifest = read_json(folder / "ctxext.json")
     files = {**manifest["files"], **({name: "0" * 64} if is_recorded else {})}
     change_json(folder / "ctxext.json", files=files)
-    finding = file_checks.check_code(subject_of(folder))
+    finding = file_checks.check_code(conversion_of(folder))
     if name in needed:
         assert finding.status == "failed"
         assert f'differs from this version\'s code: "{name}"' in finding.detail
@@ -232,7 +232,7 @@ def test_each_file_of_code_must_be_there(converted):
     for path in sorted(folder.glob("*.py")):
         content = path.read_bytes()
         path.unlink()
-        finding = file_checks.check_code(subject_of(folder))
+        finding = file_checks.check_code(conversion_of(folder))
         assert finding.status == "failed"
         assert f'missing: "{path.name}"' in finding.detail
         path.write_bytes(content)
@@ -262,8 +262,8 @@ RIGHT, WRONG = "right", "wrong"
     ],
 )
 def test_which_rotary_embeddings_are_compared(originals, monkeypatch, modules, status):
-    subject = subject_of(originals["yarn"])
-    wanted, scaling = run.expected_rotation(subject.recipe, subject.plain_model, subject.expected_model, 128)
+    conversion = conversion_of(originals["yarn"])
+    wanted, scaling = run.expected_rotation(conversion.recipe, conversion.plain_model, conversion.expected_model, 128)
     made = {
         RIGHT: (wanted, scaling),
         WRONG: ([*wanted[:-1], 1.0001 * wanted[-1]], scaling),
@@ -277,8 +277,8 @@ def test_which_rotary_embeddings_are_compared(originals, monkeypatch, modules, s
         for name, kind, what in modules
     ]
     report = LoadReport(name="LlamaForCausalLM", rotary=entries)
-    monkeypatch.setattr(subject_module, "load_in_clean_process", lambda *_args, **_options: report)
-    assert run.check_frequencies(subject).status == status
+    monkeypatch.setattr(conversion_module, "load_isolated", lambda *_args, **_options: report)
+    assert run.check_frequencies(conversion).status == status
 
 
 @pytest.mark.parametrize(
@@ -301,9 +301,9 @@ def test_which_rotary_embeddings_are_compared(originals, monkeypatch, modules, s
 )
 def test_what_transformers_makes_of_a_schedule_is_held_against_the_recipe(originals, monkeypatch, what, told):
     """Inside the length and at its end, all embeddings change except those of sliding layers."""
-    subject = subject_of(originals["yarn"])
-    recipe, plain, stock = subject.recipe, subject.plain_model, subject.expected_model
-    before = tuple(sorted(carried.expected_frequencies((), plain.rotary, 128)[0]))
+    conversion = conversion_of(originals["yarn"])
+    recipe, plain, stock = conversion.recipe, conversion.plain_model, conversion.expected_model
+    before = tuple(sorted(rotation.expected_frequencies((), plain.rotary, 128)[0]))
 
     def rotations(config, lengths):
         assert lengths == [64, 512]
@@ -311,40 +311,40 @@ def test_what_transformers_makes_of_a_schedule_is_held_against_the_recipe(origin
             return {length: [] for length in lengths}
         is_source, by_length = config is plain.config, {}
         for length in lengths:
-            wanted, factor = carried.expected_rotation(recipe, plain, stock, length)
+            wanted, factor = rotation.expected_rotation(recipe, plain, stock, length)
             row, factor = sorted(wanted), factor * what.get("scaling", 1.0)
             if what.get("at") == {64: "short", 512: "long"}[length]:
                 row[0] *= 1.01
             row[-1] *= what.get("frequency", 1.0)
             if is_source or what.get("as_before"):
                 row, factor = before, 1.0
-            rows = [carried.Rotation("model.rotary_emb", "", tuple(row[: -1 if what.get("lacks") else None]), factor)]
+            rows = [rotation.Rotation("model.rotary_emb", "", tuple(row[: -1 if what.get("lacks") else None]), factor)]
             names = {"sliding": ("model.rotary_emb", "sliding_attention"), "local": ("model.rotary_emb_local", "")}
             for kind, place in {**names, "other": ("model.second", "")}.items():
                 if kind in what:
                     rest = tuple(one * (1.0 if is_source else what[kind]) for one in before)
-                    rows.append(carried.Rotation(*place, rest, 1.0))
+                    rows.append(rotation.Rotation(*place, rest, 1.0))
             by_length[length] = rows
         return by_length
 
-    monkeypatch.setattr(carried, "rotations", rotations)
+    monkeypatch.setattr(rotation, "rotations", rotations)
     if told:
         with pytest.raises(CtxextError, match=told):
-            carried.check_stock_rotation(recipe, plain.config, plain, stock)
+            rotation.check_rotation(recipe, plain.config, plain, stock)
     else:
-        assert carried.check_stock_rotation(recipe, plain.config, plain, stock) < 1e-9
+        assert rotation.check_rotation(recipe, plain.config, plain, stock) < 1e-9
     code_alone = Recipe([MsPoE(first_layer=0, head_order="fixed")])
-    assert carried.check_stock_rotation(code_alone, plain.config, plain, plain) is None
+    assert rotation.check_rotation(code_alone, plain.config, plain, plain) is None
 
 
 def compared(source, monkeypatch, answer, *, free=2**40, code=0, errors="", output="loaded\n"):
     """Compare a checkpoint with a recipe by a fake result of the process."""
     result = types.SimpleNamespace(returncode=code, stdout=output + json.dumps(answer), stderr=errors)
-    monkeypatch.setattr(clean_load, "run_isolated", lambda *_: result)
-    monkeypatch.setattr(clean_load.psutil, "virtual_memory", lambda: types.SimpleNamespace(available=free))
+    monkeypatch.setattr(isolated_checks, "run_isolated", lambda *_: result)
+    monkeypatch.setattr(isolated_checks.psutil, "virtual_memory", lambda: types.SimpleNamespace(available=free))
     checkpoint = open_checkpoint(str(source))
     plan = make_plan(checkpoint, Recipe([method_named("self-extend")(factor=4)]))
-    return clean_load.compare_logits(source, checkpoint, plan.recipe, plan.model, plan.stock)
+    return isolated_checks.compare_logits(source, checkpoint, plan.recipe, plan.model, plan.stock)
 
 
 def test_memory_for_two_copies_in_float32(llama_source, monkeypatch):
@@ -397,8 +397,8 @@ def test_where_the_tokens_of_the_check_stand(llama_source, length):
     checkpoint = open_checkpoint(str(llama_source))
     plan = make_plan(checkpoint, Recipe([method_named("self-extend")(factor=length / 32)]))
     steps, reach = plan.model.code["steps"], plan.model.rotary.context_length
-    positions = clean_load._positions(plan.recipe, plan.model.rotary, steps)
-    places = clean_load.reference_of(plan.recipe.steps[0]).places(steps[0], reach)
+    positions = isolated_checks._positions(plan.recipe, plan.model.rotary, steps)
+    places = isolated_checks.reference_of(plan.recipe.steps[0]).places(steps[0], reach)
     assert positions == sorted({*positions})
     assert {*places[:48]} <= {*positions}
     room = 64 - len({*places[:48]})
@@ -406,7 +406,7 @@ def test_where_the_tokens_of_the_check_stand(llama_source, length):
     spread = [reach * number // room for number in range(0, room, 2)]
     assert all({place, place + 1} <= {*positions} for place in spread)
     yarn = make_plan(checkpoint, Recipe([Yarn(factor=4)]))
-    assert clean_load._positions(yarn.recipe, yarn.model.rotary, []) == list(range(64))
+    assert isolated_checks._positions(yarn.recipe, yarn.model.rotary, []) == list(range(64))
 
 
 # Passed arguments, and errors of checks
@@ -436,7 +436,7 @@ def test_what_cannot_be_read_is_a_failure_of_its_check(llama_source, error):
     def check_words(_):
         raise CtxextError("No words.")
 
-    findings = run.run_checks([check_strings, check_none, check_words], subject_of(llama_source))
+    findings = run.run_checks([check_strings, check_none, check_words], conversion_of(llama_source))
     read = Finding("strings", "failed", '"model.safetensors" cannot be read: Input/output error')
     assert findings == [read, Finding("words", "failed", "No words.")]
     passed = [Finding("a", status, "") for status in ("passed", "not checked")]
@@ -455,15 +455,15 @@ def test_what_cannot_be_read_is_a_failure_of_its_check(llama_source, error):
 def test_a_training_is_known_from_either_record(extended, recorded, noted, training):
     change_json(extended / "ctxext.json", finetune=recorded)
     change_json(extended / "config.json", ctxext={**read_json(extended / "config.json")["ctxext"], "finetune": noted})
-    assert training_of(subject_of(extended)) == training
+    assert training_of(conversion_of(extended)) == training
 
 
 def test_what_describes_far_more_than_it_holds_is_not_loaded(extended, monkeypatch):
     """Checked first, so that it is not loaded even if its code may run."""
     change_json(extended / "config.json", hidden_size=32_768, intermediate_size=100_000, num_hidden_layers=400)
-    monkeypatch.setattr(clean_load, "run_script", None)
+    monkeypatch.setattr(isolated_checks, "run_script", None)
     for leave in (False, True):
-        assert "describes far more weights" in subject_of(extended, trust_remote_code=leave).load_report.error
+        assert "describes far more weights" in conversion_of(extended, trust_remote_code=leave).load_report.error
 
 
 @pytest.mark.parametrize("leave", [False, True])
@@ -472,22 +472,22 @@ def test_logits_are_compared_with_the_stock_steps_of_the_recipe(converted, monke
     """Yarn besides code of ctxext remains in the stock configuration, and third-party code runs from its folder."""
     folder, asked = converted("mspoe"), []
     recipe = Recipe([Yarn(factor=4), MsPoE(first_layer=0, head_order="fixed")])
-    model = recipe.edit(subject_of(folder).plain_model)
-    subject = Subject(Checkpoint("out", folder, model.config), trust_remote_code=leave)
-    monkeypatch.setattr(subject_module, "runs_only_own_code", lambda _: is_own)
-    monkeypatch.setattr(subject_module, "load_in_clean_process", lambda *_args, **_options: LoadReport())
+    model = recipe.edit(conversion_of(folder).plain_model)
+    conversion = Conversion(Checkpoint("out", folder, model.config), trust_remote_code=leave)
+    monkeypatch.setattr(conversion_module, "runs_only_own_code", lambda _: is_own)
+    monkeypatch.setattr(conversion_module, "load_isolated", lambda *_args, **_options: LoadReport())
 
     def compare(*given, **options):
         asked.append((*given, options))
-        return clean_load.Verification(difference=1e-6)
+        return isolated_checks.Verification(difference=1e-6)
 
-    vars(subject)["recipe"], vars(subject)["expected_model"] = recipe, model
-    vars(subject)["may_load"], vars(subject)["load_report"] = True, LoadReport()
+    vars(conversion)["recipe"], vars(conversion)["expected_model"] = recipe, model
+    vars(conversion)["may_load"], vars(conversion)["load_report"] = True, LoadReport()
     monkeypatch.setattr(run, "compare_logits", compare)
-    monkeypatch.setattr(Subject, "has_recipe", True)
-    assert run.check_logits(subject).status == "passed"
+    monkeypatch.setattr(Conversion, "has_recipe", True)
+    assert run.check_logits(conversion).status == "passed"
     ((where, source, steps, result, stock, options),) = asked
-    assert (where, source, steps, result) == (folder, subject.checkpoint, recipe, model)
+    assert (where, source, steps, result) == (folder, conversion.checkpoint, recipe, model)
     assert options == {"foreign": leave and not is_own}
     assert (stock.rotary.rope_type, stock.rotary.parameters["factor"], stock.code) == ("yarn", 4.0, {})
 
@@ -531,7 +531,7 @@ def test_which_tensors_count_and_which_may_differ(tmp_path, files, status, train
     out = weights(tmp_path / "out", files)
     if is_trained:
         out.config["ctxext"] = {"finetune": {"steps": 3}}
-    (finding,) = run.run_checks([file_checks.check_against], Subject(out, source))
+    (finding,) = run.run_checks([file_checks.check_against], Conversion(out, source))
     assert (finding.status, told in finding.detail) == (trained if is_trained else status, True), finding
 
 
@@ -547,8 +547,8 @@ def test_which_tensors_count_and_which_may_differ(tmp_path, files, status, train
 def test_a_recipe_that_writes_a_tensor_excuses_no_other(tmp_path, monkeypatch, files, status, told):
     source = weights(tmp_path / "source", {"model.safetensors": {"a": 1, "b": 2}})
     out = weights(tmp_path / "out", {"model.safetensors": files})
-    monkeypatch.setattr(Subject, "new_tensors", ["a"])
-    finding = file_checks.check_against(Subject(out, source))
+    monkeypatch.setattr(Conversion, "new_tensors", ["a"])
+    finding = file_checks.check_against(Conversion(out, source))
     assert (finding.status, told in finding.detail) == (status, True), finding
 
 
@@ -562,7 +562,7 @@ def test_files_shared_on_disk_are_the_same_bytes_if_no_others_stand_beside_them(
     if extra == "in the result":
         other = weights(tmp_path / "other", {"model.safetensors": {"c": 3}})
         (other.folder / "model.safetensors").rename(out.folder / "model.safetensors")
-    finding = file_checks.check_against(Subject(open_checkpoint(str(out.folder)), source))
+    finding = file_checks.check_against(Conversion(open_checkpoint(str(out.folder)), source))
     assert finding.status == ("passed" if extra == "nothing" else "failed")
     assert {"nothing": "the same files", "in the result": 'added: "c"', "in the source": 'missing: "b"'}[
         extra
@@ -588,9 +588,9 @@ def test_how_a_clean_process_ended(llama_source, monkeypatch, code, output, erro
         calls.append(json.loads(pathlib.Path(words[1]).read_text()))
         return types.SimpleNamespace(returncode=code, stdout=output, stderr=errors)
 
-    monkeypatch.setattr(clean_load, "run_isolated", answer)
+    monkeypatch.setattr(isolated_checks, "run_isolated", answer)
     for foreign in (True, False):
-        report = clean_load.load_in_clean_process(open_checkpoint(str(llama_source)), foreign=foreign)
+        report = isolated_checks.load_isolated(open_checkpoint(str(llama_source)), foreign=foreign)
         assert report == (LoadReport(told) if told else LoadReport(name="X", parameters=3))
     expected = {"check": "load", "auto": "AutoModelForCausalLM"}
     assert [call.pop("folder") == str(llama_source.resolve()) for call in calls] == [True, False]

@@ -16,13 +16,13 @@ from ctxext.evaluate.checkpoint_info import open_infos
 from ctxext.evaluate.model import Loading, load_model
 from ctxext.methods import MsPoE, Yarn
 from ctxext.recipes.code.own_code import runs_only_own_code
-from ctxext.recipes.encodings.rotary import model_config
-from ctxext.verify import clean_load, subject
+from ctxext.recipes.model_config import model_config
+from ctxext.verify import conversion, isolated_checks
 from ctxext.verify import run as verify_run
-from ctxext.verify.clean_load import LoadReport
+from ctxext.verify.conversion import Conversion
 from ctxext.verify.file_checks import check_configuration
+from ctxext.verify.isolated_checks import LoadReport
 from ctxext.verify.run import check_loading, verify
-from ctxext.verify.subject import Subject
 from ctxext.version import __version__
 from small_llama import change_json, read_json
 
@@ -56,7 +56,7 @@ def test_a_fresh_conversion_passes_every_check(originals, llama_source, name):
 @pytest.mark.parametrize("load", [False, True])
 def test_a_checkpoint_that_ctxext_did_not_make_is_not_loaded(llama_source, monkeypatch, load):
     """Loading takes minutes for a large model, and there is no reference for it."""
-    monkeypatch.setattr(subject, "load_in_clean_process", None)
+    monkeypatch.setattr(conversion, "load_isolated", None)
     results = results_of(llama_source, load=load)
     assert (results["record"][0], results["files"][0]) == ("failed", "not checked")
     assert results.get("loading") == (("not checked", "ctxext did not write this checkpoint") if load else None)
@@ -139,8 +139,8 @@ def test_what_may_be_loaded_with_and_without_leave(converted, kind, changes, may
     folder = converted(kind)
     rewrite(folder, "config.json", lambda config: config.update(changes))
     checkpoint = open_checkpoint(str(folder))
-    assert Subject(checkpoint).may_load == may_load
-    assert Subject(checkpoint, trust_remote_code=True).may_load == with_leave
+    assert Conversion(checkpoint).may_load == may_load
+    assert Conversion(checkpoint, trust_remote_code=True).may_load == with_leave
 
 
 def test_converting_runs_no_code_of_the_source(llama, tmp_path):
@@ -179,8 +179,8 @@ def test_foreign_code_from_the_hub_needs_a_pinned_revision(llama_source, monkeyp
 )
 def test_a_model_that_lacks_weights_or_does_not_load_is_found(config, report, status, converted, monkeypatch):
     """A missing package is not an error of the checkpoint."""
-    monkeypatch.setattr(subject, "load_in_clean_process", lambda *_args, **_options: LoadReport(**report))
-    one = Subject(open_checkpoint(str(converted("yarn"))))
+    monkeypatch.setattr(conversion, "load_isolated", lambda *_args, **_options: LoadReport(**report))
+    one = Conversion(open_checkpoint(str(converted("yarn"))))
     one.checkpoint.config["quantization_config"] = config
     finding = check_loading(one)
     (told,) = report.get("missing") or report.values()
@@ -192,13 +192,13 @@ def test_a_model_that_lacks_weights_or_does_not_load_is_found(config, report, st
 def test_weights_that_only_an_accelerator_quantizes_are_not_loaded_on_a_cpu(key, extended, monkeypatch):
     """bitsandbytes fails in the first forward, with an assertion."""
     change_json(extended / "config.json", quantization_config={"quant_method": "bitsandbytes", key: True})
-    monkeypatch.setattr(subject, "load_in_clean_process", None)
-    one = Subject(open_checkpoint(str(extended)))
+    monkeypatch.setattr(conversion, "load_isolated", None)
+    one = Conversion(open_checkpoint(str(extended)))
     finding = check_loading(one)
     assert (finding.status, key in finding.detail) == ("not checked", True)
     with pytest.raises(CtxextError, match=f'cannot be loaded on a CPU: config.json has "{key}"'):
         load_model(open_infos([str(extended)])[0], Loading(device="cpu"))
-    compared = clean_load.compare_logits(extended, one.checkpoint, one.recipe, one.expected_model, one.plain_model)
+    compared = isolated_checks.compare_logits(extended, one.checkpoint, one.recipe, one.expected_model, one.plain_model)
     assert key in compared.skipped
 
 
@@ -223,4 +223,4 @@ def test_the_recipe_gives_the_configuration_again(model_type, tmp_path):
         except CtxextError:
             continue
         made = Checkpoint("made", source.folder, plan.model.config)
-        assert check_configuration(Subject(made)).status == "passed", method.name
+        assert check_configuration(Conversion(made)).status == "passed", method.name

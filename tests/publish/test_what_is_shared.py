@@ -13,6 +13,7 @@ from huggingface_hub import errors
 from ctxext.cli.app import app
 from ctxext.cli.options import build_options
 from ctxext.errors import CtxextError
+from ctxext.files import retrying
 from ctxext.finetune.options import TrainingOptions
 from ctxext.publish import push as push_module
 from ctxext.publish.push import Push, hub_errors_in_one_line, prepare
@@ -346,10 +347,10 @@ def test_an_adapter_s_base_is_asked_for_first_and_its_folder_stays(plan, folder,
     assert not (folder / "README.md").exists()
 
 
-def answer(status, said="", message=""):
+def answer(status, said="", message="", headers=None):
     error = errors.HfHubHTTPError.__new__(errors.HfHubHTTPError)
     Exception.__init__(error, message)
-    error.response, error.server_message = SimpleNamespace(status_code=status), said
+    error.response, error.server_message = SimpleNamespace(status_code=status, headers=headers or {}), said
     return error
 
 
@@ -409,7 +410,7 @@ def test_what_is_no_answer_of_the_hub_stays_a_fault(error):
 )
 def test_what_may_pass_is_tried_three_times_with_longer_pauses(failures, status, attempts, monkeypatch):
     messages, pauses, tried = [], [], []
-    monkeypatch.setattr(push_module.time, "sleep", pauses.append)
+    monkeypatch.setattr(retrying.time, "sleep", pauses.append)
 
     def action():
         tried.append(1)
@@ -426,6 +427,20 @@ def test_what_may_pass_is_tried_three_times_with_longer_pauses(failures, status,
     assert len(tried) == attempts
     assert pauses == [2.0, 4.0][: attempts - 1]
     assert [line[-18:] for line in messages] == ["Retrying (1 of 2).", "Retrying (2 of 2)."][: attempts - 1]
+
+
+@pytest.mark.parametrize("wrap", [lambda error: error, caused])
+def test_the_hub_may_say_how_long_to_wait(wrap, monkeypatch):
+    pauses, errors_left = [], [wrap(answer(503, headers={"retry-after": "7"}))]
+    monkeypatch.setattr(retrying.time, "sleep", pauses.append)
+
+    def action():
+        with hub_errors_in_one_line("me/x"):
+            if errors_left:
+                raise errors_left.pop()
+
+    push_module._call_with_retries(action, None)
+    assert pauses == [7.0]
 
 
 def test_the_command_of_a_training_names_what_was_chosen_and_nothing_of_the_machine(tmp_path):

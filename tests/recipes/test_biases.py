@@ -4,8 +4,8 @@ import pytest
 
 from ctxext.checkpoint.families import FAMILIES, family_of
 from ctxext.errors import CtxextError
-from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.ntk_alibi import NtkAlibi
+from ctxext.recipes.model_config import model_config
 
 BLOOM = {"model_type": "bloom", "seq_length": 64, "n_head": 4}
 MPT = {"model_type": "mpt", "max_seq_len": 64, "n_heads": 4}

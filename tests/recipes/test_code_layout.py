@@ -7,10 +7,10 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ctxext.methods import MsPoE, Yarn
 from ctxext.recipes.code import layout as code_layout
-from ctxext.recipes.code.guards import code_of
+from ctxext.recipes.code.guards import SENTINEL, code_of
 from ctxext.recipes.code.layout import depends_on_prompt, family_classes, without_code
-from ctxext.recipes.encodings.rotary import SENTINEL, model_config
 from ctxext.recipes.methods.ntk_alibi import NtkAlibi
+from ctxext.recipes.model_config import model_config
 
 SIZES = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "max_position_embeddings": 64}
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "rope_theta": 5e4, **SIZES}

@@ -9,10 +9,10 @@ from ctxext import METHODS
 from ctxext.checkpoint.families import FAMILIES
 from ctxext.cli.methods import method_parameters
 from ctxext.recipes.encodings.rotary import Rotary
-from ctxext.recipes.param import default_of, options_of, search_ranges, search_start
+from ctxext.recipes.param import default_of, parameters_of, search_ranges, search_start
 from ctxext.recipes.recipe import step_from_dict
 from ctxext.recipes.registry import method_named
-from ctxext.verify.carried import reference_of
+from ctxext.verify.rotation import reference_of
 
 OF_ENCODING = {
     "rotary": "llama",
@@ -63,7 +63,7 @@ def family(method):
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 def test_every_method_has_a_family_a_default_step_and_a_reference(method):
     assert not method.refusal({"model_type": family(method).model_type, "num_hidden_layers": 2}, family(method))
-    needed = {field.name for field in options_of(method) if field.default is dataclasses.MISSING}
+    needed = {field.name for field in parameters_of(method) if field.default is dataclasses.MISSING}
     given = method.example_step(ROTARY if method.encoding == "rotary" else None).to_dict()
     step = step_from_dict({"method": method.name, **{name: given[name] for name in needed}}, "x")
     assert step.summary().startswith(method.name)
@@ -73,7 +73,7 @@ def test_every_method_has_a_family_a_default_step_and_a_reference(method):
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_numbers_that_nobody_said(name):
     method = method_named(name)
-    defaults = {field.name: default_of(field) for field in options_of(method)}
+    defaults = {field.name: default_of(field) for field in parameters_of(method)}
     said = {name: value for name, value in defaults.items() if value not in (None, dataclasses.MISSING)}
     assert said == DEFAULTS[name]
 
@@ -81,7 +81,7 @@ def test_numbers_that_nobody_said(name):
 def test_what_is_measured_or_learned_is_no_option():
     method = method_named("mspoe")
     assert method().summary() == "mspoe 1.2–1.8 ntk (calibrated order)"
-    measured = {field.name for field in dataclasses.fields(method)} - {field.name for field in options_of(method)}
+    measured = {field.name for field in dataclasses.fields(method)} - {field.name for field in parameters_of(method)}
     assert measured == {"ranks"}
 
 

@@ -7,13 +7,9 @@ import pytest
 from ctxext.checkpoint.families import FAMILIES
 from ctxext.methods import Yarn
 from ctxext.recipes.encodings.base import provenance
-from ctxext.recipes.encodings.dialects import (
-    nested_by_type,
-    unsupported_reason,
-    write_explicit,
-    write_length,
-)
-from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.encodings.dialects import unsupported_reason, write_length
+from ctxext.recipes.encodings.rotary import nested_by_type, write_explicit
+from ctxext.recipes.model_config import model_config
 
 SIZES = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 6, "max_position_embeddings": 64}
 LLAMA = {"model_type": "llama", "rope_theta": 1e4, **SIZES}

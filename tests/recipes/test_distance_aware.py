@@ -7,8 +7,8 @@ import pytest
 
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
-from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.distance_aware import DistanceAware
+from ctxext.recipes.model_config import model_config
 
 CONFIG = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
 CONFIG |= {"max_position_embeddings": 64, "rope_theta": 1e4}

@@ -12,9 +12,10 @@ from ctxext.checkpoint.families import FAMILIES
 from ctxext.errors import CtxextError
 from ctxext.methods import Yarn
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
-from ctxext.recipes.encodings.rotary import Rotary, attention_scaling, model_config
+from ctxext.recipes.encodings.rotary import Rotary, attention_scaling
+from ctxext.recipes.model_config import model_config
 from ctxext.recipes.registry import method_named
-from ctxext.verify.carried import reference_of, rotations
+from ctxext.verify.rotation import reference_of, rotations
 from ctxext.verify.run import failures, verify
 from loaded_models import logits
 from small_llama import read_json

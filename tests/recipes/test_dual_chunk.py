@@ -4,8 +4,8 @@ import pytest
 
 from ctxext import Recipe, convert
 from ctxext.errors import CtxextError
-from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.dual_chunk import DualChunk
+from ctxext.recipes.model_config import model_config
 from published_models import published
 
 QWEN = published("qwen2.5-7b-instruct-1m")["config"]

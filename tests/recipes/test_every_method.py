@@ -11,8 +11,8 @@ import tiny_encodings
 from ctxext import METHODS, Recipe, convert
 from ctxext.checkpoint.auto_class import auto_class
 from ctxext.errors import CtxextError
-from ctxext.recipes.encodings.rotary import model_config
-from ctxext.verify.carried import reference_of
+from ctxext.recipes.model_config import model_config
+from ctxext.verify.rotation import reference_of
 from loaded_models import load, logits
 
 FUNCTIONS = {

@@ -8,7 +8,8 @@ from by_hand import by_hand
 from ctxext import METHODS
 from ctxext.errors import CtxextError
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
-from ctxext.recipes.encodings.rotary import Rotary, attention_scaling, model_config
+from ctxext.recipes.encodings.rotary import Rotary, attention_scaling
+from ctxext.recipes.model_config import model_config
 from ctxext.recipes.recipe import step_from_dict
 
 THETA, DIM, LENGTH = 1e4, 16, 128

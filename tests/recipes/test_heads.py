@@ -4,8 +4,8 @@ import pytest
 
 from ctxext.errors import CtxextError
 from ctxext.methods import MsPoE
-from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.mspoe import ranks_from_scores, ratio_grid
+from ctxext.recipes.model_config import model_config
 
 LLAMA = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
 LLAMA |= {"num_hidden_layers": 3, "max_position_embeddings": 128, "rope_theta": 500.0}

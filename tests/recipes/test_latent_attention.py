@@ -14,11 +14,11 @@ import tiny_models
 from ctxext import Recipe, convert, verify
 from ctxext.checkpoint.families import FAMILIES
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.converters.engines import schedules_of
+from ctxext.converters.engine_support import schedules_of
 from ctxext.methods import MsPoE, NtkByParts, Yarn
-from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.model_config import model_config
+from ctxext.verify.conversion import Conversion
 from ctxext.verify.run import check_scores
-from ctxext.verify.subject import Subject
 from loaded_models import load, logits
 from releases import IS_OLDER
 from small_llama import read_json
@@ -66,7 +66,7 @@ def test_every_family_that_reads_the_key(name, tmp_path):
     convert(str(source), out, Recipe([Yarn(factor=FACTOR)]))
     schedule = read_json(out / "config.json")["rope_parameters"]
     assert (schedule["mscale"], schedule["mscale_all_dim"], "attention_factor" in schedule) == (1.0, 1.0, False)
-    finding = check_scores(Subject(open_checkpoint(str(out))))
+    finding = check_scores(Conversion(open_checkpoint(str(out))))
     files = {inspect.getfile(type(part)) for part in tiny_models.build(name).modules()}
     if not IS_OLDER or any("mscale_all_dim" in Path(file).read_text() for file in files):  # Older ones: not GLM's.
         assert finding.status == "passed"
@@ -115,7 +115,7 @@ def test_verify_finds_another_scale(tmp_path):
     source, out = tiny_models.save("deepseek_v3", tmp_path / "source"), tmp_path / "out"
     convert(str(source), out, Recipe([Yarn(factor=FACTOR)]), digest=True)
     assert {finding.status for finding in verify(out)} == {"passed"}
-    subject = Subject(open_checkpoint(str(out)))
+    subject = Conversion(open_checkpoint(str(out)))
     scores = dict.fromkeys(subject.load_report.scores, 1.0)
     vars(subject)["load_report"] = dataclasses.replace(subject.load_report, scores=scores)
     assert check_scores(subject).status == "failed"

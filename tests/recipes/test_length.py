@@ -5,7 +5,7 @@ import pytest
 from ctxext import Recipe
 from ctxext.errors import CtxextError
 from ctxext.files.length import LONGEST, format_length, parse_length
-from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.model_config import model_config
 from ctxext.recipes.recipe import step_from_dict
 
 WRITTEN = {"1": 1, "32768": 32768, " 32k ": 32768, "128K": 131072, "1M": 1048576, "2m": 2097152, "1.5k": 1536}

@@ -12,9 +12,10 @@ from ctxext import METHODS, Recipe, convert
 from ctxext.errors import CtxextError
 from ctxext.methods import MsPoE, Ntk, NtkByParts, Yarn
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
-from ctxext.recipes.encodings.rotary import Rotary, model_config
+from ctxext.recipes.encodings.rotary import Rotary
 from ctxext.recipes.methods.mspoe import num_kv_heads
-from ctxext.recipes.param import Limits, SearchRange, limits_of, options_of, param
+from ctxext.recipes.model_config import model_config
+from ctxext.recipes.param import Parameter, SearchRange, param, parameter_of, parameters_of
 from ctxext.recipes.recipe import step_from_dict
 from small_llama import read_json
 
@@ -62,7 +63,7 @@ BESIDE = {  # What such a number needs beside it.
 
 @pytest.mark.parametrize(
     ("method", "key"),
-    [(method.name, field.name) for method in METHODS for field in options_of(method) if field.name in SMALLEST],
+    [(method.name, field.name) for method in METHODS for field in parameters_of(method) if field.name in SMALLEST],
 )
 def test_the_smallest_number_that_is_taken(method, key):
     needed = {"longrope": {"long_factor": [2.0]}, "abf": {"theta": 1e6}}.get(method, {})
@@ -187,11 +188,11 @@ def test_the_largest_number():
 
 
 def test_help_says_the_limits():
-    said = Limits(help="It counts.", min=1.0, max=8, choices=("a", "b")).describe()
-    assert said == "It counts. (a or b, at least 1, at most 8)"
-    assert Limits(help="It counts.", min=0).describe() == "It counts. (at least 0)"
-    assert Limits(help="It counts.").describe() == "It counts."
-    assert Limits(help="It counts.") == limits_of(param(help="It counts.")), "the same where nothing is said"
+    said = Parameter(help="It counts.", min=1.0, max=8, choices=("a", "b")).describe()
+    assert said == "It counts. (a or b, at least 1 and at most 8)"
+    assert Parameter(help="It counts.", min=0).describe() == "It counts. (at least 0)"
+    assert Parameter(help="It counts.").describe() == "It counts."
+    assert Parameter(help="It counts.") == parameter_of(param(help="It counts.")), "the same where nothing is said"
 
 
 def test_words_are_chosen_among_and_numbers_drawn():

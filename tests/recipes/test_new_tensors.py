@@ -9,8 +9,8 @@ import pytest
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files.tensor_files import BITS, NewTensor, format_tensor_names
-from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.table import Table
+from ctxext.recipes.model_config import model_config
 
 WIDTH = 2
 GPT2 = {"model_type": "gpt2", "n_positions": 3}

@@ -13,8 +13,8 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import open_infos
 from ctxext.finetune.base import open_base
 from ctxext.methods import Llama3, MsPoE, Ntk, Yarn
-from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.self_extend import SelfExtend
+from ctxext.recipes.model_config import model_config
 from ctxext.recipes.recipe import load_recipe
 from ctxext.search.space import build_space
 from ctxext.verify.run import failures, verify

@@ -17,8 +17,8 @@ from ctxext.recipes.code.own_code import (
     own_code_content,
     runs_only_own_code,
 )
-from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.window import Window
+from ctxext.recipes.model_config import model_config
 
 LLAMA = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
 LLAMA |= {"max_position_embeddings": 128, "rope_theta": 1e4}

@@ -9,8 +9,9 @@ from ctxext.checkpoint.families import family_of
 from ctxext.errors import CtxextError
 from ctxext.methods import Yarn
 from ctxext.recipes.base import KINDS
-from ctxext.recipes.encodings.rotary import Rotary, model_config
+from ctxext.recipes.encodings.rotary import Rotary
 from ctxext.recipes.methods.adaptive import factors_up_to, slow_by_wavelength
+from ctxext.recipes.model_config import model_config
 from ctxext.recipes.recipe import step_from_dict
 from ctxext.recipes.registry import method_named
 

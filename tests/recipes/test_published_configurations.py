@@ -21,9 +21,10 @@ from ctxext.checkpoint.families import family_of, text_config
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
-from ctxext.recipes.encodings.rotary import model_config, unsupported_reason
+from ctxext.recipes.encodings.dialects import unsupported_reason
+from ctxext.recipes.model_config import model_config
 from ctxext.recipes.registry import method_named
-from ctxext.verify.carried import rotations
+from ctxext.verify.rotation import rotations
 from published_models import NAMES, published, write_config
 
 FILE = Path(__file__).parents[1] / "data" / "published.jsonl"

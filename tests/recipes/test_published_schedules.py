@@ -11,20 +11,20 @@ import transformers
 
 from by_hand import by_hand
 from ctxext import Recipe, convert
-from ctxext.checkpoint.families import _SWITCHES, FAMILIES, text_config
+from ctxext.checkpoint.families import FAMILIES, text_config
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.cli.inspect import inspection_data
 from ctxext.converters.inspection import inspect_checkpoint
 from ctxext.converters.plan import is_new_only, make_plan
 from ctxext.errors import CtxextError
 from ctxext.methods import DynamicNtk, Llama3, MsPoE, Ntk, PositionInterpolation, Yarn
 from ctxext.recipes.encodings.dialects import known_keys
-from ctxext.recipes.encodings.rotary import _COPIES, attention_scaling, model_config
+from ctxext.recipes.encodings.rotary import _COPIES, attention_scaling
 from ctxext.recipes.methods.adaptive import Adaptive
 from ctxext.recipes.methods.ntk_by_parts import NtkByParts
 from ctxext.recipes.methods.self_extend import SelfExtend
+from ctxext.recipes.model_config import model_config
 from ctxext.recipes.registry import method_named
-from ctxext.verify.carried import rotations
+from ctxext.verify.rotation import rotations
 from loaded_models import load, logits
 from small_llama import make_llama, read_json, scheduled
 from tiny_models import build
@@ -254,7 +254,7 @@ def config_keys(family):
     }
     keys |= {"qk_rope_head_dim", "qk_nope_head_dim"} if family.shared_rotary_key else set()
     keys |= {"no_rope_layers", "no_rope_layer_interval"} if family.rotated == "no_rope_layers" else set()
-    return keys | COMMON | _COPIES | _SWITCHES.get(family.model_type, {}).keys()
+    return keys | COMMON | _COPIES | family.switches.keys()
 
 
 def test_what_every_family_reads_of_its_configuration_is_known():
@@ -362,7 +362,7 @@ def test_inspect_says_what_convert_says_of_dynamic(tmp_path):
     """InternLM3 reads 196608 by a dynamic schedule of 6 from 32768."""
     scheduled(make_llama(tmp_path / "source"), rope_scaling={"rope_type": "dynamic", "factor": 6.0})
     source = open_checkpoint(str(tmp_path / "source"))
-    data = inspection_data("source", inspect_checkpoint(source))
+    data = inspect_checkpoint(source).to_dict("source")
     assert data["rotary"]["context_length"] == data["encoding"]["context_length"] == 768
     with pytest.raises(CtxextError, match="already has a schedule for 768 tokens"):
         make_plan(source, Recipe([Yarn(factor=4)]))

@@ -6,8 +6,8 @@ from ctxext import Recipe, load_recipe
 from ctxext.cli.methods import build_recipe
 from ctxext.errors import CtxextError
 from ctxext.methods import Yarn
-from ctxext.recipes.encodings.rotary import model_config
-from ctxext.recipes.recipe import describe_step, presets, recipe_from_dict, step_from_dict
+from ctxext.recipes.model_config import model_config
+from ctxext.recipes.recipe import describe_steps, presets, recipe_from_dict, step_from_dict
 
 YARN = {"method": "yarn", "factor": 4.0}
 
@@ -115,8 +115,8 @@ def test_what_is_taken_over_of_a_schedule_that_is_replaced(noted, kept):
 
 
 def test_a_step_in_a_few_words():
-    assert describe_step(YARN) == "yarn ×4"
-    assert describe_step({"method": "of tomorrow", "x": 1}) == "of tomorrow"
+    assert describe_steps([YARN]) == "yarn ×4"
+    assert describe_steps([{"method": "of tomorrow", "x": 1}]) == "of tomorrow"
 
 
 def test_files_stand_before_presets(tmp_path, monkeypatch):

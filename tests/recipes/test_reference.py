@@ -12,7 +12,8 @@ from by_hand import by_hand
 from ctxext import Recipe, convert
 from ctxext.methods import Yarn
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
-from ctxext.recipes.encodings.rotary import attention_scaling, model_config
+from ctxext.recipes.encodings.rotary import attention_scaling
+from ctxext.recipes.model_config import model_config
 from ctxext.recipes.registry import method_named
 from small_llama import make_llama
 

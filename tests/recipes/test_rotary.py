@@ -5,7 +5,8 @@ import pytest
 from ctxext.checkpoint.families import FAMILIES
 from ctxext.errors import CtxextError
 from ctxext.methods import Ntk
-from ctxext.recipes.encodings.rotary import Rotary, is_readable, model_config, write_rotary
+from ctxext.recipes.encodings.rotary import Rotary, write_rotary
+from ctxext.recipes.model_config import is_readable, model_config
 
 SIZES = {"num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 128}
 LLAMA = {"model_type": "llama", **SIZES}

@@ -12,11 +12,11 @@ import torch
 from by_hand import by_hand
 from ctxext.checkpoint.families import FAMILIES
 from ctxext.portable.mspoe import head_frequencies
-from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.adaptive import Adaptive
 from ctxext.recipes.methods.mspoe import MsPoE
+from ctxext.recipes.model_config import model_config
 from ctxext.recipes.registry import method_named
-from ctxext.verify.carried import reference_of
+from ctxext.verify.rotation import reference_of
 
 WIDER = [name for name, family in FAMILIES.items() if family.plain_type != "default" and not family.reason]
 

@@ -10,7 +10,7 @@ from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
 from ctxext.methods import MsPoE, Ntk, Yarn
-from ctxext.recipes.encodings.rotary import Rotary, model_config
+from ctxext.recipes.encodings.rotary import Rotary
 from ctxext.recipes.methods.abf import AdjustedBase
 from ctxext.recipes.methods.adaptive import Adaptive
 from ctxext.recipes.methods.bifocal import Bifocal
@@ -18,6 +18,7 @@ from ctxext.recipes.methods.buckets import WiderBuckets
 from ctxext.recipes.methods.distance_aware import DistanceAware
 from ctxext.recipes.methods.rerope import ReRope
 from ctxext.recipes.methods.table import Table
+from ctxext.recipes.model_config import model_config
 from ctxext.recipes.recipe import step_from_dict
 from ctxext.recipes.registry import method_named
 from small_llama import read_json

@@ -7,8 +7,8 @@ import pytest
 from ctxext.checkpoint.families import family_of
 from ctxext.errors import CtxextError
 from ctxext.recipes.encodings.learned import tensors_named
-from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.table import Table, _buffer
+from ctxext.recipes.model_config import model_config
 
 BERT = {"model_type": "bert", "max_position_embeddings": 512}
 ROBERTA = {"model_type": "roberta", "max_position_embeddings": 514, "pad_token_id": 1}
@@ -107,7 +107,7 @@ def test_what_is_said_of_a_table(config, first, said):
     """`position_ids` count the rows for others where the keys of config.json do."""
     encoding = model_config(dict(config)).encoding
     assert said in encoding.describe()
-    assert (encoding.first_index, encoding.carrier) == (first, "table")
+    assert (encoding.first_index, encoding.feature) == (first, "table")
 
 
 def test_which_weights_a_training_trains_too():

@@ -8,10 +8,11 @@ from ctxext import Recipe, convert
 from ctxext.errors import CtxextError
 from ctxext.methods import AdjustedBase, DynamicNtk, MsPoE, Ntk, Yarn
 from ctxext.recipes.code import layout as code_layout
+from ctxext.recipes.code.guards import SENTINEL
 from ctxext.recipes.code.layout import family_classes, without_code
-from ctxext.recipes.encodings.rotary import SENTINEL, model_config
 from ctxext.recipes.methods.rerope import ReRope
 from ctxext.recipes.methods.window import Window
+from ctxext.recipes.model_config import model_config
 from ctxext.recipes.recipe import plain_config
 from small_llama import read_json
 

@@ -14,9 +14,10 @@ from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
 from ctxext.methods import MsPoE, PositionInterpolation, Yarn
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
-from ctxext.recipes.encodings.rotary import attention_scaling, model_config
+from ctxext.recipes.encodings.rotary import attention_scaling
 from ctxext.recipes.methods.adaptive import Adaptive
 from ctxext.recipes.methods.self_extend import SelfExtend
+from ctxext.recipes.model_config import model_config
 from loaded_models import load, logits
 from small_llama import read_json, scheduled
 from tiny_models import build

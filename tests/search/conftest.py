@@ -10,8 +10,8 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.evaluate.model import make_ready
-from ctxext.evaluate.workbench import Workbench
+from ctxext.evaluate.model import wrap_model
+from ctxext.evaluate.recipe_applier import RecipeApplier
 from databases import Postgres, find_programs, run_postgres
 from hand_made import make_tokenizer, tiny_llama
 
@@ -36,10 +36,10 @@ def source(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def bench(source, tmp_path_factory) -> Workbench:
+def applier(source, tmp_path_factory) -> RecipeApplier:
     """The same model, for trying recipes."""
-    stock = make_ready("tiny", AutoModelForCausalLM.from_pretrained(source), make_tokenizer())
-    return Workbench(stock, open_checkpoint(str(source)), tmp_path_factory.mktemp("bench") / "bench")
+    stock = wrap_model("tiny", AutoModelForCausalLM.from_pretrained(source), make_tokenizer())
+    return RecipeApplier(stock, open_checkpoint(str(source)), tmp_path_factory.mktemp("bench") / "bench")
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ import math
 import random
 import socket
 import time
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,13 +18,14 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from ctxext import Recipe
 from ctxext.cli.search import point_line, state_line, verdict
 from ctxext.errors import CtxextError
+from ctxext.evaluate.report import pictures
 from ctxext.files.processes import machine_id
 from ctxext.methods import Ntk, Yarn
 from ctxext.search import final_evaluation, run, study
 from ctxext.search.final_evaluation import Check, check, raise_without_points
 from ctxext.search.measurement import EvalSet, Measurement, bound_loss, read_measurement
 from ctxext.search.options import SearchOptions, StudyPlace, default_study
-from ctxext.search.study import Ground, Point, Standing, Trial, choose_best, find_pareto_front, find_points
+from ctxext.search.study import Point, SearchState, Trial, TrialSetup, choose_best, find_pareto_front, find_points
 
 LENGTHS = (64, 128)
 
@@ -190,7 +190,7 @@ def test_who_is_checked_in_the_end(monkeypatch):
     ]
     asked = []
 
-    def answering(bench, eval_set, trials, end):
+    def answering(applier, eval_set, trials, end):
         asked.extend(one.number for one in trials)
         return {-1: measured(), **{one.number: one.measurement for one in trials}}
 
@@ -211,7 +211,9 @@ COSTLY = point(1, 0.1, 0.015, published="yarn", share=1.0, step=Yarn(factor=2))
 def said_of(*points, winner):
     answers = {one.trial.number: one.trial.measurement for one in points}
     result = Check(winner, None, STOCK, {one.trial.number: one for one in points}, answers, 0.01)
-    return verdict(run.Found(winner and winner.trial.recipe, Standing("", STOCK), result, ()), options(keep_short=0.01))
+    return verdict(
+        run.SearchResult(winner and winner.trial.recipe, SearchState("", STOCK), result, ()), options(keep_short=0.01)
+    )
 
 
 def test_the_sentence_names_what_finds_more_and_breaks_the_bound():
@@ -246,7 +248,7 @@ def test_the_last_check_chooses_and_keeps_the_bound(monkeypatch):
     none = check(None, None, [lucky, other, third], [lucky, third, other], 0.01, math.inf)
     assert none.winner is None
     assert not none.is_better
-    said = verdict(run.Found(None, Standing("", STOCK), none, ()), options(keep_short=0.01))
+    said = verdict(run.SearchResult(None, SearchState("", STOCK), none, ()), options(keep_short=0.01))
     assert said.startswith("No recipe keeps the loss at the original context length within 1.0% with confidence")
     assert not dataclasses.replace(none, winner=lucky).is_better, "whoever chose it"
     unseen |= {0: measured((0.1, 0.1), (1.0, 1.018) * 4, 1.0)}
@@ -304,7 +306,7 @@ def test_a_rise_that_only_may_be_small_does_not_count_in_the_run_off(monkeypatch
     rise, half = scattered.rise(stock)
     assert rise < 0.01 < rise + half
     asked = {-1: stock, 0: steady, 1: scattered}
-    monkeypatch.setattr(final_evaluation, "_measure_models", lambda bench, eval_set, trials, end, has_lost: asked)
+    monkeypatch.setattr(final_evaluation, "_measure_models", lambda applier, eval_set, trials, end, has_lost: asked)
     points = find_points([trial(0, steady), trial(1, scattered)], stock)
     kept = final_evaluation.rank_finalists(None, None, points, 0.01, math.inf)
     assert [point.trial.number for point in kept] == [0]
@@ -430,9 +432,9 @@ def test_signs_of_life(monkeypatch):
     assert not alive(None)
 
 
-def ground_of(bench=None, **more):
+def setup_of(applier=None, **more):
     given = options(**{"keep_short": 0.01, **more})
-    return Ground(bench, given, None, measured(shorts=(1.0, 1.0)), 5.0, print, 100.0 + given.seconds)
+    return TrialSetup(applier, given, None, measured(shorts=(1.0, 1.0)), 5.0, print, 100.0 + given.seconds)
 
 
 @pytest.mark.parametrize(
@@ -453,33 +455,34 @@ def test_what_others_are_compared_with_is_asked_more(is_start, short, loss, stop
         return measured()
 
     monkeypatch.setattr(study, "measure", measure)
-    bench = SimpleNamespace(prepare=lambda recipe: recipe, apply=lambda recipe: recipe.summary())
+    applier = SimpleNamespace(prepare=lambda recipe: recipe, apply=lambda recipe: recipe.summary())
     space = SimpleNamespace(recipe=lambda parameters: Recipe([Ntk(factor=parameters["factor"])]))
-    standing = Standing("", points=[point(0, 0.5, 0.015)])
-    study._try_recipe(ground_of(bench), space, {"factor": 3}, standing, is_start, lambda: looked.append(1))
+    state = SearchState("", points=[point(0, 0.5, 0.015)])
+    study._try_recipe(setup_of(applier), space, {"factor": 3}, state, is_start, lambda: looked.append(1))
     assert (said, looked) == ([stops], [1])
 
 
 def test_the_time_that_is_reserved_for_the_last_checks():
-    ground = ground_of(minutes=10.0, samples=4, checked=8)
+    setup = setup_of(minutes=10.0, samples=4, checked=8)
     points = [point(n, 0.5, 0.0, seconds=10.0) for n in range(3)] + [point(9, 0.1, 0.5, seconds=99.0)]
-    assert ground.reserve(points) == pytest.approx(1.2 * (35 * (2 + 2) + 10) + 3), (
+    assert setup.reserve(points) == pytest.approx(1.2 * (35 * (2 + 2) + 10) + 3), (
         "one that breaks the bound is no finalist"
     )
-    assert ground.reserve([point(0, 0.5, 0.0, seconds=1000.0)]) == 240
-    assert ground_of(trials=3).reserve(points) == 0
+    assert setup.reserve([point(0, 0.5, 0.0, seconds=1000.0)]) == 240
+    assert setup_of(trials=3).reserve(points) == 0
 
 
 @pytest.mark.parametrize("better", [True, False])
 def test_a_recipe_is_written_where_it_is_better_alone(better, tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "draw_pareto_front", lambda *given: repr(given[1:]).encode())
+    monkeypatch.setattr(pictures, "draw_pareto_front", lambda *given: given[1:])
+    monkeypatch.setattr(pictures, "as_png", lambda drawn: repr(drawn).encode())
     out = tmp_path / "best.yaml"
     out.write_text("old")
     measurement = measured((0.2, 0.2), share=1.0 if better else 0.0)
     result = checked(measurement, measured((0.5, 0.5), share=0.5))
     source = SimpleNamespace(public_name="me/ö")
-    standing = Standing("", trials=[1, 2, 3], points=[])
-    written = run._write_result(standing, result, out, source, options(seed=4))
+    state = SearchState("", trials=[1, 2, 3], points=[])
+    written = run._write_result(state, result, out, source, options(seed=4))
     assert (out.with_suffix(".png")).read_bytes().endswith("'me/ö to 1k tokens: 3 recipes tried, seed 4')".encode())
     assert written.files == ((out.with_suffix(".png"), out) if better else (out.with_suffix(".png"),))
     assert out.exists() == better
@@ -510,7 +513,7 @@ def test_figures_best_first_with_what_they_are():
 
 def test_what_is_said_where_nothing_is_better():
     result = checked(measured((0.6, 0.6), share=0.25), measured((0.5, 0.5), share=0.5))
-    result_of_search = run.Found(None, Standing(""), result, ())
+    result_of_search = run.SearchResult(None, SearchState(""), result, ())
     said = verdict(result_of_search, options())
     assert "changes the loss of an answer by +0.1000 ± 0.0000 and finds 25% of the needles" in said
     assert "the unmodified model 50%" in said
@@ -518,21 +521,18 @@ def test_what_is_said_where_nothing_is_better():
 
 def test_how_it_stands_in_a_line():
     trials, points = [1, 2, 3], [1]
-    assert state_line(Standing("loading")) == "loading"
-    text = state_line(Standing("trying", None, trials, points, None, time.monotonic() + 65.4, 9))
-    assert text == "trying · 3 of 9 recipes, 2 stopped early · 1:05 left"
-    assert state_line(Standing("x", None, trials, points, None, time.monotonic() - 9)).endswith(" · 0:00 left")
+    assert state_line(SearchState("loading")) == "loading"
+    text = state_line(SearchState("trying", None, trials, points, None, time.monotonic() + 65.4, 9))
+    assert text == "trying · 3 of 9 recipes, 2 stopped early · 65 s left"
+    assert state_line(SearchState("x", None, trials, points, None, time.monotonic() - 9)).endswith(" · 0 s left")
     assert point_line(point(0, 0.25, -0.0123)) == "ntk ×2 (answers 0.2500, original context length -1.23 %)"
 
 
-def test_the_picture_marks_what_was_taken_and_what_is_published(monkeypatch):
-    figures = []
-    monkeypatch.setattr(
-        import_module("ctxext.evaluate.report.pictures"), "as_png", lambda figure: figures.append(figure) or b""
-    )
+def test_the_picture_marks_what_was_taken_and_what_is_published():
     points = [point(0, 0.5, 0.0, published="ntk"), point(1, 0.2, 0.02), point(2, 0.6, 0.05)]
-    run.draw_pareto_front(points, points[1], 0.03, "title")
-    axes = figures[0].axes[0]
+    front = map(run._to_trade_off, find_pareto_front(points))
+    drawn = [*map(run._to_trade_off, points)]
+    axes = pictures.draw_pareto_front(drawn, [*front], drawn[1], 0.03, "title").axes[0]
     dots, ring = axes.collections
     assert dots.get_offsets().tolist() == [[0.0, 0.5], [2.0, 0.2], [5.0, 0.6]]
     assert list(dots.get_sizes()) == [46, 20, 20]

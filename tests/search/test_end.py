@@ -19,32 +19,32 @@ OPTIONS = SearchOptions(target_length=640, samples=2, num_depths=2, checked=4, k
 
 
 @pytest.fixture(scope="module")
-def eval_set(bench):
-    return make_eval_sets(bench.stock.encoder, OPTIONS, 320)[1]
+def eval_set(applier):
+    return make_eval_sets(applier.stock.encoder, OPTIONS, 320)[1]
 
 
-def test_models_that_are_asked_in_turn_answer_as_if_alone(bench, eval_set):
+def test_models_that_are_asked_in_turn_answer_as_if_alone(applier, eval_set):
     """Code of several recipes is in memory at once, written to one folder in turn."""
     recipes = [Recipe([Yarn(factor=2)]), Recipe([method_named("self-extend")(factor=4)]), Recipe([Ntk(factor=2)])]
     points = [
-        Point(Trial(number, "yes", recipe, measure(bench.apply(recipe), eval_set), "", 1.0), 0.5, 0.0, 0.0)
+        Point(Trial(number, "yes", recipe, measure(applier.apply(recipe), eval_set), "", 1.0), 0.5, 0.0, 0.0)
         for number, recipe in enumerate(recipes)
     ]
-    checked = check(bench, eval_set, points, points, 5.0, math.inf)
+    checked = check(applier, eval_set, points, points, 5.0, math.inf)
     assert list(checked.answers) == [0, 1, 2]
     for number, answered in checked.answers.items():
         alone = points[number].trial.measurement
         for length in answered.answers:
             assert sorted(answered.answers[length]) == pytest.approx(sorted(alone.answers[length]), abs=1e-4)
     assert len({answered.loss for answered in checked.answers.values()}) == 3
-    kept = rank_finalists(bench, eval_set, points, 5.0, math.inf)
+    kept = rank_finalists(applier, eval_set, points, 5.0, math.inf)
     assert kept[0].trial.number == min(checked.answers, key=lambda number: checked.answers[number].loss)
 
 
-def test_whatever_the_time_every_recipe_is_asked_the_same(bench, eval_set, monkeypatch):
+def test_whatever_the_time_every_recipe_is_asked_the_same(applier, eval_set, monkeypatch):
     recipe = Recipe([Yarn(factor=2)])
-    trial = Trial(0, "yarn", recipe, measure(bench.apply(recipe), eval_set), "", 1.0)
-    checked = check(bench, eval_set, [Point(trial, 0.5, 0.0, 0.0)], [], 5.0, time.monotonic() - 1)
+    trial = Trial(0, "yarn", recipe, measure(applier.apply(recipe), eval_set), "", 1.0)
+    checked = check(applier, eval_set, [Point(trial, 0.5, 0.0, 0.0)], [], 5.0, time.monotonic() - 1)
     assert checked.stock.num_prompts == checked.answers[0].num_prompts == 4
     assert eval_set.num_prompts == 8
 
@@ -67,7 +67,7 @@ def test_minutes_are_kept_with_everything_included(source, monkeypatch, minutes)
     assert 0.7 * 60 * minutes < now[0] < 1.15 * 60 * minutes
     assert result.check.answers
     assert result.check.stock.num_prompts < 40, "as many as there was time for"
-    assert result.standing.points
+    assert result.state.points
 
 
 def test_too_little_time_is_said_before_it_is_spent(source, monkeypatch):

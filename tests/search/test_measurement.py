@@ -7,7 +7,7 @@ import pytest
 from ctxext import Recipe
 from ctxext.data.encoding import Encoder
 from ctxext.errors import CtxextError
-from ctxext.evaluate.model import LoadedModel, make_ready
+from ctxext.evaluate.model import LoadedModel, wrap_model
 from ctxext.evaluate.scoring.answers import answer_losses
 from ctxext.methods import LongRope
 from ctxext.search import measurement
@@ -20,7 +20,7 @@ OPTIONS = SearchOptions(target_length=640, samples=3, num_depths=3, checked=4)
 
 @pytest.fixture(scope="module")
 def loaded():
-    return make_ready("tiny", tiny_llama(), make_tokenizer())
+    return wrap_model("tiny", tiny_llama(), make_tokenizer())
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +53,12 @@ def test_rounds_show_early_what_is_hopeless(loaded, eval_sets, monkeypatch):
     assert bounds[-1] < whole.loss
 
 
-def test_prompts_share_what_lies_beyond_a_switch_of_schedules(bench, monkeypatch):
-    loaded = bench.apply(Recipe([LongRope(factor=4, long_factor=(1.0, 2.0, 3.0, 4.0))]))
-    assert bench.stock.can_share
+def test_prompts_share_what_lies_beyond_a_switch_of_schedules(applier, monkeypatch):
+    loaded = applier.apply(Recipe([LongRope(factor=4, long_factor=(1.0, 2.0, 3.0, 4.0))]))
+    assert applier.stock.can_share
     assert not loaded.can_share
     options = SearchOptions(target_length=1280, samples=2, num_depths=3)
-    eval_set = make_eval_sets(bench.stock.encoder, options, 320)[0]
+    eval_set = make_eval_sets(applier.stock.encoder, options, 320)[0]
     shared = {length: list(answer_losses(loaded, questions)) for length, questions in eval_set.questions.items()}
     monkeypatch.setattr(LoadedModel, "may_share", lambda *_: False)
     for length, questions in eval_set.questions.items():

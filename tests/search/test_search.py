@@ -44,9 +44,7 @@ def soon_not_random():
 
 
 def trials_of(result):
-    return [
-        (one.published, one.recipe.to_dict() if one.recipe else None, one.refusal) for one in result.standing.trials
-    ]
+    return [(one.published, one.recipe.to_dict() if one.recipe else None, one.refusal) for one in result.state.trials]
 
 
 @pytest.fixture(scope="module")
@@ -87,17 +85,17 @@ def test_a_killed_search_goes_on_as_if_nothing_had_happened(source, tmp_path, wh
 
 def is_beaten(measurement, search):
     """Return whether another recipe dominates, whatever the results of the remaining prompts."""
-    rise = measurement.rise(search.standing.stock)[0]
-    return any(point.dominates(measurement.least_loss, rise) for point in search.standing.points)
+    rise = measurement.rise(search.state.stock)[0]
+    return any(point.dominates(measurement.least_loss, rise) for point in search.state.points)
 
 
 def test_published_recipes_are_measured_to_the_end(whole):
-    published = {one.published: one for one in whole.standing.trials if one.published}
+    published = {one.published: one for one in whole.state.trials if one.published}
     assert set(published) == {"ntk", "yarn", "mspoe"}, "longrope's starting curve is a guess"
     for one in published.values():
         assert one.measurement is None or one.measurement.is_whole or is_beaten(one.measurement, whole)
-    best = min(point.loss for point in whole.standing.points if point.trial.published)
-    assert whole.standing.best.loss <= best
+    best = min(point.loss for point in whole.state.points if point.trial.published)
+    assert whole.state.best.loss <= best
 
 
 def test_a_recipe_is_measured_once(source, monkeypatch):
@@ -107,7 +105,7 @@ def test_a_recipe_is_measured_once(source, monkeypatch):
     monkeypatch.setattr(study_module, "_mutate", lambda rng, value, space: value)
     options = dataclasses.replace(QUICK, methods=("pi",), trials=4)
     result = search(str(source), options)
-    recipes = [one.recipe.to_dict() for one in result.standing.trials if one.recipe]
+    recipes = [one.recipe.to_dict() for one in result.state.trials if one.recipe]
     assert len(recipes) > len({str(recipe) for recipe in recipes}) == len(asked), "one was drawn twice, as it is here"
 
 

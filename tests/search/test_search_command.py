@@ -18,7 +18,7 @@ from ctxext.cli.search import watching
 from ctxext.errors import CtxextError, NothingMeasuredError
 from ctxext.search.measurement import Measurement
 from ctxext.search.options import SearchOptions
-from ctxext.search.study import Standing, Trial, choose_best, find_points
+from ctxext.search.study import SearchState, Trial, choose_best, find_points
 
 SMALL = ("--trials", 2, "--samples", 1, "--checked", 2, "--lengths", 640, "--target-length", 640)
 SMALL += ("--methods", "ntk,yarn")
@@ -116,10 +116,10 @@ def test_json_is_alone_on_stdout(run, source, tmp_path):
     again = run("search", source, out, *SMALL, "--keep-short", 5, "--resume", "--study", tmp_path / "own.db", "--json")
     assert json.loads(again.stdout) == data
     other = run("search", source, out, *SMALL, "--keep-short", 4, "--resume", "--study", tmp_path / "own.db")
-    assert "different settings: keep_short 5.0, now 4.0" in other.exception.message
+    assert "other settings: keep_short 5.0, now 4.0" in other.exception.message
 
 
-def standing(numbers, stage="trying recipes", seconds=90.4):
+def state_of(numbers, stage="trying recipes", seconds=90.4):
     from ctxext import Recipe
     from ctxext.methods import Yarn
 
@@ -130,18 +130,18 @@ def standing(numbers, stage="trying recipes", seconds=90.4):
         for n, loss in enumerate(numbers)
     ]  # fmt: skip
     points = find_points(tried, stock)
-    return Standing(stage, stock, tried, points, choose_best(points, 0.01), time.monotonic() + seconds)
+    return SearchState(stage, stock, tried, points, choose_best(points, 0.01), time.monotonic() + seconds)
 
 
 def test_a_log_has_a_line_for_each_new_best_and_no_other():
     output = Output()
     output.stderr = Console(file=io.StringIO(), width=200)
     watch = watching(output)
-    for state in (standing([]), standing([0.5]), standing([0.5, 0.6]), standing([0.5, 0.6, 0.1])):
+    for state in (state_of([]), state_of([0.5]), state_of([0.5, 0.6]), state_of([0.5, 0.6, 0.1])):
         watch(state)
     lines = output.stderr.file.getvalue().splitlines()
     assert len(lines) == 3
-    assert "3 recipes, 0 stopped early · 1:30 left; best yarn ×6 (answers 0.1000" in lines[-1]
+    assert "3 recipes, 0 stopped early · 90 s left; best yarn ×6 (answers 0.1000" in lines[-1]
 
 
 @pytest.fixture

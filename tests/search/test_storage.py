@@ -177,7 +177,7 @@ def test_a_study_that_began_at_the_same_time_is_joined_and_an_older_one_is_not(t
     first.begin({"source": "other"})
     first.ask()
     joined = Study(place, space, 0, 0.01, replaces)
-    with pytest.raises(CtxextError, match="different settings"):
+    with pytest.raises(CtxextError, match="other settings: source other, now demo"):
         joined.begin({"source": "demo"})
     assert not joined.is_due(1), "what the other process replaced is not replaced again"
 
@@ -240,7 +240,7 @@ def test_a_trial_of_a_process_that_was_killed_before_it_signed_is_tried_by_anoth
     monkeypatch.setattr(study_module, "_SEEN_EVERY", 1.5)
     tried = []
 
-    def try_recipe(ground, space, parameters, *others):
+    def try_recipe(setup, space, parameters, *others):
         tried.append(parameters)
         return None, None, "refused"
 
@@ -249,14 +249,14 @@ def test_a_trial_of_a_process_that_was_killed_before_it_signed_is_tried_by_anoth
     killed.begin({"source": "demo"})
     killed._study.ask()
     options = SearchOptions(target_length=1024, trials=1)
-    ground = types.SimpleNamespace(
+    setup = types.SimpleNamespace(
         options=options,
         stock=types.SimpleNamespace(loss=1.0),
         end=math.inf,
         reserve=lambda points: 0.0,
-        watch=lambda standing: None,
+        watch=lambda state: None,
     )
-    study_module.try_recipes(ground, space, place, {"source": "demo"})
+    study_module.try_recipes(setup, space, place, {"source": "demo"})
     assert len(tried) == 1
     assert [trial.state for trial in killed._study.get_trials(deepcopy=False)] == [optuna.trial.TrialState.COMPLETE]
 
@@ -282,15 +282,15 @@ def test_a_search_that_is_interrupted_gives_its_recipe_back(tmp_path, monkeypatc
 
     monkeypatch.setattr(study_module, "_try_recipe", interrupted)
     options = SearchOptions(target_length=1024, trials=2)
-    ground = types.SimpleNamespace(
+    setup = types.SimpleNamespace(
         options=options,
         stock=types.SimpleNamespace(loss=1.0),
         end=math.inf,
-        watch=lambda standing: None,
+        watch=lambda state: None,
         reserve=lambda points: 0.0,
     )
     with pytest.raises(error):
-        study_module.try_recipes(ground, space, place, {"source": "demo"})
+        study_module.try_recipes(setup, space, place, {"source": "demo"})
     (trial,) = optuna.load_study(study_name="ctxext", storage=place.open()).get_trials()
     assert trial.state == optuna.trial.TrialState.WAITING
 

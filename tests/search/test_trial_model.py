@@ -12,9 +12,9 @@ from ctxext.checkpoint.families import family_of
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.evaluate.model import LoadedModel
-from ctxext.evaluate.workbench import Workbench
+from ctxext.evaluate.recipe_applier import RecipeApplier
 from ctxext.methods import AdjustedBase, MsPoE, Yarn
-from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.model_config import model_config
 from loaded_models import logits
 
 QUICK = ("llama", "gemma3_text", "phi3", "gpt_neox", "deepseek_v3", "glm", "gpt_oss", "qwen3")
@@ -22,9 +22,11 @@ LENGTHS = (40, 150, 70)
 """Lengths within and beyond the original 64, not in order, because some schedules have state."""
 
 
-def workbench(folder: Path, place: Path, dtype=torch.float32) -> Workbench:
+def make_applier(folder: Path, place: Path, dtype=torch.float32) -> RecipeApplier:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
-    return Workbench(LoadedModel("stock", model, None, can_share=False), open_checkpoint(str(folder)), place / "bench")
+    return RecipeApplier(
+        LoadedModel("stock", model, None, can_share=False), open_checkpoint(str(folder)), place / "bench"
+    )
 
 
 def logits_of(model) -> list[torch.Tensor]:
@@ -91,8 +93,8 @@ def check_applied(model_type, tmp_path, tenth=None):
     config = open_checkpoint(str(source)).config
     if family_of(config).reason:
         pytest.skip(family_of(config).reason)
-    bench = workbench(source, tmp_path)
-    before = logits_of(bench.stock.model)
+    applier = make_applier(source, tmp_path)
+    before = logits_of(applier.stock.model)
     by_name = recipes(source)
     if tenth is not None:
         by_name = {name: recipe for at, (name, recipe) in enumerate(by_name.items()) if (at + tenth) % 10 == 0}
@@ -101,38 +103,38 @@ def check_applied(model_type, tmp_path, tenth=None):
         wanted = converted(source, tmp_path / name, recipe)
         if wanted is None:
             with pytest.raises(CtxextError):
-                bench.apply(bench.prepare(recipe))
+                applier.apply(applier.prepare(recipe))
             continue
-        applied = logits_of(bench.apply(bench.prepare(recipe)).model)
+        applied = logits_of(applier.apply(applier.prepare(recipe)).model)
         assert same(applied, wanted), name
         num_carried += 1
         changed += not same(applied, before)
-    assert same(logits_of(bench.stock.model), before)
+    assert same(logits_of(applier.stock.model), before)
     assert changed == num_carried > 0 or model_type not in QUICK
 
 
 def test_a_trial_shares_every_weight_and_changes_none(tmp_path):
     source = tiny_models.save("llama", tmp_path / "source")
-    bench = workbench(source, tmp_path)
-    weights = {name: tensor.clone() for name, tensor in bench.stock.model.state_dict().items()}
-    model = bench.apply(Recipe([Yarn(factor=4)])).model
-    mine, theirs = dict(model.named_parameters()), dict(bench.stock.model.named_parameters())
+    applier = make_applier(source, tmp_path)
+    weights = {name: tensor.clone() for name, tensor in applier.stock.model.state_dict().items()}
+    model = applier.apply(Recipe([Yarn(factor=4)])).model
+    mine, theirs = dict(model.named_parameters()), dict(applier.stock.model.named_parameters())
     assert mine.keys() == theirs.keys()
     assert all(tensor.data_ptr() == theirs[name].data_ptr() for name, tensor in mine.items())
-    assert all(torch.equal(tensor, weights[name]) for name, tensor in bench.stock.model.state_dict().items())
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in applier.stock.model.state_dict().items())
 
 
 def test_16_bit_models_keep_their_frequencies_in_32(tmp_path):
     source = tiny_models.save("llama", tmp_path / "source")
-    bench = workbench(source, tmp_path, torch.bfloat16)
+    applier = make_applier(source, tmp_path, torch.bfloat16)
     convert(str(source), tmp_path / "out", Recipe([Yarn(factor=4)]))
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.bfloat16).eval()
-    assert same(logits_of(bench.apply(Recipe([Yarn(factor=4)])).model), logits_of(loaded))
+    assert same(logits_of(applier.apply(Recipe([Yarn(factor=4)])).model), logits_of(loaded))
 
 
-def test_a_calibrated_order_is_the_one_that_converting_measures(bench, source, tmp_path):
+def test_a_calibrated_order_is_the_one_that_converting_measures(applier, source, tmp_path):
     recipe = Recipe([Yarn(factor=4), MsPoE(head_order="calibrated", first_layer=0, ratio_max=3.0)])
-    prepared = bench.prepare(recipe)
+    prepared = applier.prepare(recipe)
     assert prepared.steps[-1].ranks is not None
     done = convert(str(source), tmp_path / "out", recipe, check=False)
     assert prepared.to_dict() == done.plan.recipe.to_dict()
@@ -142,7 +144,7 @@ def test_a_calibrated_order_is_the_one_that_converting_measures(bench, source, t
 
 def test_a_model_with_other_weights_than_its_family_is_refused(tmp_path):
     source = tiny_models.save("llama", tmp_path / "source")
-    bench = workbench(source, tmp_path)
-    del bench.stock.model.model.layers[0].mlp.up_proj
+    applier = make_applier(source, tmp_path)
+    del applier.stock.model.model.layers[0].mlp.up_proj
     with pytest.raises(CtxextError, match="cannot be applied"):
-        bench.apply(Recipe([Yarn(factor=4)]))
+        applier.apply(Recipe([Yarn(factor=4)]))

@@ -322,8 +322,8 @@ def running(kinds: list[Kind]) -> Iterator[str]:
 
 def ask(url: str) -> tuple[str, float]:
     """Return what the client makes of a kind, in one word and the message, and the seconds that it took."""
-    from ctxext.engines.server import Server
     from ctxext.errors import CtxextError
+    from ctxext.server.client import Server
 
     began = time.monotonic()
     try:
@@ -339,7 +339,7 @@ def ask(url: str) -> tuple[str, float]:
 
 def check(answer) -> str:
     """Return "" for an answer that the rest of the program can use, else what is wrong with it."""
-    from ctxext.engines.server import Completion
+    from ctxext.server.client import Completion
 
     assert isinstance(answer, Completion)
     keys = [token.key for token in answer.tokens] + [key for token in answer.tokens for key in token.alternatives]
@@ -353,7 +353,7 @@ def check(answer) -> str:
 
 def main(url: str, count: str) -> None:
     """Ask all kinds, a few at once, and print a line each, then the growth of memory in MB."""
-    from ctxext.engines import server_http, server_schema  # noqa: F401  What is imported is no growth.
+    from ctxext.server import http, schema  # noqa: F401  What is imported is no growth.
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with ThreadPoolExecutor(4) as threads:

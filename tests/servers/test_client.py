@@ -9,8 +9,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from ctxext.engines.server import MOST_BYTES, Server, ServerError, ServerOptions, find_limit
 from ctxext.errors import CtxextError
+from ctxext.server.client import MOST_BYTES, Server, ServerError, ServerOptions, find_limit
 from openai_server import Served, running
 
 KEY = "sk-0123456789abcdef"
@@ -72,7 +72,7 @@ def test_a_server_that_hangs():
 def test_ten_gigabytes_are_not_read():
     script = f"""if True:
         import resource, socket, threading
-        from ctxext.engines.server import Server
+        from ctxext.server.client import Server
         from ctxext.errors import CtxextError
         listening = socket.create_server(("127.0.0.1", 0))
         def answer():

@@ -8,11 +8,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ctxext import Settings, evaluate
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.engines.server import ServerOptions
 from ctxext.errors import CtxextError
 from ctxext.evaluate.loading import Loading
 from ctxext.evaluate.report import pictures
 from ctxext.publish.results import build_results
+from ctxext.server.client import ServerOptions
 from openai_server import Served, running
 
 KEY = "sk-0123456789abcdef"

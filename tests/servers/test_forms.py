@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from ctxext.engines.server import MOST_BYTES, Server, ServerError, ServerOptions, find_limit
-from ctxext.engines.server_answers import count_read, read_completion
 from ctxext.errors import CtxextError
+from ctxext.server.answers import count_read, read_completion
+from ctxext.server.client import MOST_BYTES, Server, ServerError, ServerOptions, find_limit
 from openai_server import Served, running
 
 IDS, TEXT = list(range(100, 700)), "word " * 500
@@ -94,7 +94,7 @@ def test_a_failure_that_passes_leaves_token_ids(failures):
         server = Server(url)
         server.complete(IDS, TEXT, max_tokens=16)
     assert server.takes_ids
-    assert server._form.logprobs == 0
+    assert server._negotiation.form.logprobs == 0
 
 
 REFUSALS = [

@@ -13,10 +13,12 @@ from ctxext import Recipe
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.convert import convert
 from ctxext.data.encoding import Encoder
-from ctxext.engines.in_server import check_server
-from ctxext.engines.server import Server
-from ctxext.engines.server_probes import TOKENS, Probe, probes_of
-from ctxext.engines.server_readings import (
+from ctxext.errors import CtxextError
+from ctxext.methods import DynamicNtk, Ntk, NtkByParts, PositionInterpolation, SelfExtend, Yarn
+from ctxext.recipes.model_config import model_config
+from ctxext.served.check import check_server
+from ctxext.served.probes import TOKENS, Probe, probes_of
+from ctxext.served.readings import (
     CONVERTED,
     CUT,
     DEFAULT_TEMPERATURE,
@@ -26,10 +28,8 @@ from ctxext.engines.server_readings import (
     UNMODIFIED,
     readings_of,
 )
-from ctxext.engines.server_verdict import FAULT, SERVED, UNDECIDED, find_cut
-from ctxext.errors import CtxextError
-from ctxext.methods import DynamicNtk, Ntk, NtkByParts, PositionInterpolation, SelfExtend, Yarn
-from ctxext.recipes.encodings.rotary import model_config
+from ctxext.served.verdict import FAULT, SERVED, UNDECIDED, find_cut
+from ctxext.server.client import Server
 from openai_server import Served, running
 
 TEMPLATE = "<|user|>{{ messages[0]['content'] }}<|assistant|>"
@@ -160,7 +160,7 @@ def test_templates(folder, served, check, monkeypatch):
     chat = served(chat_only=True)
     chat.tokenizer = copy.deepcopy(chat.tokenizer)
     chat.tokenizer.chat_template = TEMPLATE
-    monkeypatch.setattr("ctxext.engines.in_server.open_tokenizer", lambda *_, **__: chat.tokenizer)
+    monkeypatch.setattr("ctxext.served.check.open_tokenizer", lambda *_, **__: chat.tokenizer)
     report = check(chat)
     assert (report.status, report.verdict) == (SERVED, "It serves the checkpoint as converted.")
     known = dataclasses.replace(wrapping, tokenizer=chat.tokenizer, template=("<|user|>", "<|assistant|>"))

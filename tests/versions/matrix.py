@@ -10,7 +10,7 @@ from ctxext import Recipe, convert
 from ctxext.checkpoint.families import family_of
 from ctxext.errors import CtxextError
 from ctxext.methods import AdjustedBase, MsPoE, SelfExtend, Yarn
-from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.model_config import model_config
 from ctxext.recipes.registry import METHODS
 from small_llama import change_json
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import matrix
 from ctxext.converters.plan import first_release_of_5, is_new_only
-from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.model_config import model_config
 from releases import RELEASES, read, require_release
 
 pytestmark = pytest.mark.usefixtures("real_processes")

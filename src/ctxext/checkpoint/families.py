@@ -114,6 +114,14 @@ class Family:
             "layer_theta_key" (those with a base that is not 0).
         sliding_follows: Whether the sliding layers read the same schedule, so that it cannot be changed for the
             full-attention layers alone.
+        switches: Keys that disable the rotary embedding: the value that enables it, and the encoding for other values.
+        disputed: Keys that versions of transformers interpret differently: the value with one result in all, and the
+            difference.
+        null_disables: Whether null as the base disables the rotary embedding; all other classes fail.
+        lengths_by_key: Context lengths in the class if a key is true, which override config.json.
+        reads_top_theta: Whether the class reads a base above the schedules, although it nests them by layer type.
+        bidirectional: Whether the class reads `use_bidirectional_attention`: "read", or "assumed" if null means true.
+        local_layers: The keys that list local layers, the key of their window, and its default in tokens.
         scalable: Whether transformers' rope types have an effect.
         rope_types: The rope types that transformers 5 supports; "default" means only a changed base.
         rope_types_4x: The same for transformers 4.57 if it differs; empty if 4.57 does not have the family.
@@ -153,6 +161,13 @@ class Family:
     scales_scores: bool = False
     rotated: str = "all"
     sliding_follows: bool = False
+    switches: Mapping[str, list[Any]] = field(default_factory=dict)
+    disputed: Mapping[str, list[Any]] = field(default_factory=dict)
+    null_disables: bool = False
+    lengths_by_key: Mapping[str, int] = field(default_factory=dict)
+    reads_top_theta: bool = False
+    bidirectional: str = ""
+    local_layers: Mapping[str, Any] = field(default_factory=dict)
     scalable: bool = True
     rope_types: tuple[str, ...] = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
     rope_types_4x: tuple[str, ...] | None = None
@@ -213,10 +228,12 @@ def find_family(config: Mapping[str, Any]) -> Family:
     """Return the family of a config.json before adjusting it to position keys; raise the errors of `family_of`."""
     family = find_type(config)
     model_type = family.model_type
+    # Such a head attends to later tokens, and methods for causal models do not. Encoders have methods for both sides.
     is_causal = family.positions in _CAUSAL_ONLY and family.loader != MASKED
     architectures = (config.get("architectures") or ()) if is_causal else ()
     if architectures and all(str(name).endswith(_NOT_CAUSAL) for name in architectures):
         raise CtxextError(f'"{architectures[0]}" is not a causal language model.')
+    # transformers would build the language model from class defaults, and this file would describe another one.
     unread = next(
         (key for key in _LANGUAGE_PARTS if key != family.text_config and isinstance(config.get(key), Mapping)), None
     )
@@ -243,7 +260,7 @@ def _with_text(family: Family, nested: Mapping[str, Any]) -> Family:
                 f'{place} names the model type "{named}", but transformers builds "{family.text_type}" there.',
                 hint=f'Set its model_type to "{family.text_type}", or change the model_type of the whole model.',
             )
-        named = family.text_type
+        named = family.text_type  # The class builds this one, also if config.json names an older type.
     inner = FAMILIES.get(str(named)) or INNER.get(str(named))
     if inner is None and family.any_text:
         if named is None:
@@ -264,6 +281,7 @@ def _with_text(family: Family, nested: Mapping[str, Any]) -> Family:
         any_text=family.any_text,
         flat_text=family.flat_text,
         loader=family.loader,
+        bidirectional=family.bidirectional,
         rope_types_4x=inner.rope_types_4x if family.rope_types_4x is None else family.rope_types_4x,
     )
 
@@ -282,16 +300,18 @@ def language_types(config: Mapping[str, Any], family: Family) -> frozenset[str]:
 
 def _apply_switches(config: Mapping[str, Any], family: Family) -> Family:
     """Return the family adjusted to keys that disable or fix the rotary embedding."""
-    for key, (rotary, positions) in _SWITCHES.get(family.model_type, {}).items():
+    for key, (rotary, positions) in family.switches.items():
         value = read(config, family, key)
         if value != rotary and not (isinstance(rotary, bool) and bool(value) == rotary):
             return dataclasses.replace(family, positions=positions)
     text = text_config(config, family)
-    for key, (rotary, why) in _DISPUTED.get(str(text.get("model_type")), {}).items():
+    # The result is for transformers 4 and 5, and no change is right in both if they interpret a key differently.
+    for key, (rotary, why) in family.disputed.items():
         if text.get(key, rotary) != rotary:
             return dataclasses.replace(family, fixed=f'"{key}" is {json.dumps(text[key])}: {why}')
-    if family.model_type == "dbrx" and "rope_theta" in text and not isinstance(text.get("rope_parameters"), Mapping):
-        why = "transformers 5 reads it instead of that of attn_config, and 4.57 does not; remove one of them"
+    place = family.aliases.get("rope_theta", "").rpartition(".")[0]
+    if place and "rope_theta" in text and not isinstance(text.get("rope_parameters"), Mapping):
+        why = f"transformers 5 reads it instead of that of {place}, and 4.57 does not; remove one of them"
         return dataclasses.replace(family, fixed=f'"rope_theta" is {json.dumps(text["rope_theta"])}: {why}')
     kind = text.get("position_embedding_type")
     if family.positions == "learned" and kind not in (None, "absolute", *DISTANCES):
@@ -300,11 +320,14 @@ def _apply_switches(config: Mapping[str, Any], family: Family) -> Family:
         return dataclasses.replace(family, positions=positions, reason=why)
     if family.reason != NOTHING_TO_EXTEND and (null := _null_schedule(text, family)):
         return dataclasses.replace(family, reason=f'"{null}" of rope_parameters is null, so these layers do not rotate')
-    if family.model_type in _UNROTATED_BY_NULL and has_null_theta(text, family):
+    if family.null_disables and has_null_theta(text, family):
         return dataclasses.replace(family, positions="none")
+    # A longer schedule would have no effect, which must not look like a conversion that works.
     if family.rotated != "all" and not family.reason and not rotated_layers(config, family):
         return dataclasses.replace(family, reason=NOTHING_TO_EXTEND)
     if family.positions == "rotary" and not family.reason:
+        # A schedule has one base and one size for all layers that it changes. Other layers are refused here, so that
+        # `inspect` lists no method that `convert` refuses.
         try:
             for key in _ONE_FOR_ALL:
                 read(config, family, key)
@@ -343,14 +366,14 @@ def bidirectional_key(config: Mapping[str, Any], family: Family) -> str:
 
     With "vision" only images are bidirectional, and PaliGemma's class replaces null by true.
     """
-    key, is_read = "use_bidirectional_attention", family.model_type.startswith(("gemma", "paligemma"))
+    key = "use_bidirectional_attention"
     for text in (text_config(config, family), config):
         if text.get("is_causal") is False:
             return '"is_causal": false'
         value = text.get(key)
-        if value is None and family.model_type == "paligemma":
+        if value is None and family.bidirectional == "assumed":
             value = True
-        if is_read and value and value != "vision":
+        if family.bidirectional and value and value != "vision":
             return f'"{key}": {json.dumps(value)}'
     return ""
 
@@ -365,28 +388,6 @@ def _null_schedule(text: Mapping[str, Any], family: Family) -> str:
 
 DISTANCES = ("relative_key", "relative_key_query")
 """The values of `position_embedding_type` for learned embeddings of distances."""
-
-# Keys that disable the rotary embedding: the value that enables it, and the encoding for other values.
-_SWITCHES: Mapping[str, Mapping[str, tuple[Any, str]]] = {
-    "falcon": {"alibi": (False, "alibi")},
-    "granitemoehybrid": {"position_embedding_type": ("rope", "none")},
-    "zamba2": {"use_mem_rope": (True, "none")},
-}
-
-
-_NOT_ROPE = {"position_embedding_type": ("rope", "transformers 4.57 then builds no rotary embedding, and 5 builds one")}
-_LONG_CONTEXT = "transformers 4.57 then raises the base 8-fold, and 5 does not; write the base and set it to false"
-_DISPUTED: Mapping[str, Mapping[str, tuple[Any, str]]] = {
-    **dict.fromkeys(("granitemoe", "granitemoeshared"), _NOT_ROPE),
-    "zamba2": {"use_long_context": (False, _LONG_CONTEXT)},
-}
-"""Keys that versions of transformers interpret differently: the value with one result in all, and the difference."""
-
-_LONG_CONTEXT_LENGTH = 16384
-"""Context length in Zamba2's class with `use_long_context`; it overrides config.json."""
-
-_UNROTATED_BY_NULL = frozenset({"olmo_hybrid"})
-"""Families without a rotary embedding if the base is null; all others fail."""
 
 
 def read(config: Mapping[str, Any], family: Family, key: str) -> Any:
@@ -410,13 +411,14 @@ def read(config: Mapping[str, Any], family: Family, key: str) -> Any:
     value = plain_value(text, family, key)
     if key == "qk_rope_head_dim" and family.shared_rotary_key:
         return value_of_layers(config, family, key, full_attention_layers(config, family)) or value
-    if key == "max_position_embeddings" and family.model_type == "zamba2" and text.get("use_long_context"):
-        return _LONG_CONTEXT_LENGTH
-    if key == "num_hidden_layers" and value:
+    if key == "max_position_embeddings":
+        return next((length for name, length in family.lengths_by_key.items() if text.get(name)), value)
+    if key == "num_hidden_layers" and value:  # A block of LongCat-Flash has two attention layers.
         return value * family.defaults.get("layers_per_block", 1)
-    if key == "sliding_window" and plain_value(text, family, "use_sliding_window") is False:
+    if key == "sliding_window" and plain_value(text, family, "use_sliding_window") is False:  # Qwen2 keeps the number.
         return None
     if key == "num_key_value_heads":
+        # Falcon's first architecture shares one KV head and has no key for it.
         if plain_value(text, family, "multi_query") and not plain_value(text, family, "new_decoder_architecture"):
             return 1
         return value or read(config, family, "num_attention_heads")
@@ -441,6 +443,7 @@ def _head_dim(config: Mapping[str, Any], text: Mapping[str, Any], family: Family
     """Return the head size of the full-attention layers; sliding layers may have another one (Gemma 4)."""
     if size := value_of_layers(config, family, "head_dim", full_attention_layers(config, family)):
         return size
+    # Heads of Zamba are twice as large: its shared attention reads hidden states beside the embeddings.
     value = plain_value(text, family, "global_head_dim") or plain_value(text, family, "head_dim")
     hidden, heads = plain_value(text, family, "hidden_size"), plain_value(text, family, "num_attention_heads")
     return value or (family.defaults.get("head_dim_multiple", 1) * hidden // heads if hidden and heads else None)
@@ -462,6 +465,7 @@ def value_of_layers(config: Mapping[str, Any], family: Family, key: str, layers:
 
 def schedule_keys(text: Mapping[str, Any], family: Family) -> tuple[str, ...]:
     """Return the keys of effective schedules, as in transformers 5: only `rope_scaling` if set, unless nested."""
+    # docs/traps.md, traps 19 and 29: not even the base of rope_parameters is read then.
     return ("rope_scaling",) if text.get("rope_scaling") and not family.nested_rope else _SCHEDULE_KEYS
 
 
@@ -510,12 +514,14 @@ def _stated_thetas(text: Mapping[str, Any], family: Family) -> Iterator[Any]:
 
 def reads_top_theta(family: Family) -> bool:
     """Return whether the class reads a base above the schedules, as transformers 4 wrote it."""
+    # A class with a base for each layer type ignores one above them, silently (docs/traps.md, trap 33).
     has_own = family.nested_rope and not family.rope_scaling and "rope_theta" in family.defaults
-    return not has_own or family.theta_key != "rope_theta" or family.model_type.startswith("dots3_note")
+    return not has_own or family.theta_key != "rope_theta" or family.reads_top_theta
 
 
 def has_null_theta(text: Mapping[str, Any], family: Family) -> bool:
     """Return whether config.json contains null as the base of layers."""
+    # docs/traps.md, trap 33: for some keys null means the class default, but never for a base.
     has_local = family.nested_rope or family.local_theta_key
     local = next(_stated_local_thetas(text, family), 0) if has_local else 0
     return next(_stated_thetas(text, family), 0) is None or local is None
@@ -577,7 +583,7 @@ def rotary_dim(config: Mapping[str, Any], family: Family) -> int:
     if partial is None:  # Reading the schedule raises for it.
         return int(head_dim)
     if family.plain_type == "proportional":
-        return 2 * int(partial * head_dim // 2)
+        return 2 * int(partial * head_dim // 2)  # As in the class, which counts pairs.
     return int(head_dim * partial)
 
 
@@ -625,7 +631,7 @@ def _repeat_pattern(rule: Mapping[str, Any], length: Any, count: int) -> list[st
         period = [period[odd], *[rest] * (length - 1)] if odd == 0 else [*[rest] * (length - 1), period[odd]]
     prefix = list(rule.get("prefix") or [])
     types = [*prefix, *(period[index % len(period)] for index in range(max(0, count - len(prefix))))][:count]
-    if types and rule.get("last"):
+    if types and rule.get("last"):  # Some classes force full attention in the last layer, whatever the pattern.
         types[-1] = rule["last"]
     return types
 
@@ -642,6 +648,7 @@ def sliding_layers(config: Mapping[str, Any], family: Family) -> list[int]:
 
 def idle_window(config: Mapping[str, Any], family: Family, length: int) -> int | None:
     """Return the window in tokens that takes effect only at a longer context length, or None."""
+    # The model was not trained with such a window, so a longer context must not switch it on silently.
     present = read(config, family, "max_position_embeddings")
     windows = _windows(config, family, length)
     return next((window for window in windows if present and present <= window < length), None)
@@ -667,16 +674,13 @@ def distance_beyond(config: Mapping[str, Any], family: Family, trained: int, len
 def _windows(config: Mapping[str, Any], family: Family, length: int) -> list[int]:
     """Return the sizes in tokens of the windows and chunks that layers have at a context length."""
     text, types = text_config(config, family), layer_types(config, family, length)
-    if family.model_type == "gpt_neo":
-        is_local = "local" in json.dumps(text.get("attention_types", text.get("attention_layers", "local")))
-        windows = [text.get("window_size", _GPT_NEO_WINDOW)] if is_local else []
+    if rule := family.local_layers:
+        listed = next((text[key] for key in rule["keys"] if key in text), "local")
+        windows = [text.get(rule["window"], rule["default"])] if "local" in json.dumps(listed) else []
     else:
         windows = [read(config, family, "attention_chunk_size")] if "chunked_attention" in types else []
         windows += [read(config, family, "sliding_window")] if SLIDING_TYPES.intersection(types) else []
     return [window for window in windows if window]
-
-
-_GPT_NEO_WINDOW = 256
 
 
 def serves_sliding(config: Mapping[str, Any], family: Family, module: str, layer_type: str = "") -> bool:

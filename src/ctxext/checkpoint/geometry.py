@@ -227,7 +227,7 @@ def cache_numbers(config: Mapping[str, Any], family: Family, length: int) -> int
     count, num_shared = (read(config, family, key) or 0 for key in ("num_hidden_layers", "num_kv_shared_layers"))
     borrowing = set(range(count - num_shared, count))  # They use the keys of earlier layers (Gemma 3n).
     full, sliding = ({*layers(config, family)} - borrowing for layers in (full_attention_layers, sliding_layers))
-    looped, loops = _find_loops(config, family) if family.model_type == "dory" else (range(0), 1)
+    looped, loops = _find_loops(config, family) if "n_recurrent_loops" in family.defaults else (range(0), 1)
     return sum(
         _per_token(config, family, layer, sliding=layer in sliding)
         * (min(length, window) if layer in sliding else length)

@@ -100,6 +100,25 @@ class Head:
             most = int(count)
         return (slice(begin, begin + size) for begin in range(0, most, size))
 
+    def measure_losses(self, hidden: torch.Tensor, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Compute the loss in nats on a target after each position, with the logits of a few positions at a time.
+
+        Args:
+            hidden: (1, positions, width).
+            ids: Their tokens, (1, positions).
+            targets: (positions,).
+
+        Returns:
+            Losses in float32, (positions,).
+        """
+        losses = [
+            torch.nn.functional.cross_entropy(
+                self(hidden[:, piece], ids[:, piece])[0].float(), targets[piece], reduction="none"
+            )
+            for piece in self.pieces(hidden, positions_at_once(self.model))
+        ]
+        return torch.cat(losses) if losses else torch.zeros(0)
+
     def parameters(self) -> Iterator[torch.nn.Parameter]:
         """Yield the weights between hidden states and logits, including the output embedding."""
         inside = {id(parameter) for parameter in base_of(self.model).parameters()}

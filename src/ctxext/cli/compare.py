@@ -12,12 +12,10 @@ from ctxext.cli.eval_tables import heat_maps, results_table
 from ctxext.cli.options import SourceArgument, takes_options
 from ctxext.cli.output import Output
 from ctxext.compare.candidates import CompareOptions
-from ctxext.compare.page import PAGE, beyond_by_text, ratios
-from ctxext.compare.verdict import inside_of
-from ctxext.converters.engines import EXACT, PARTLY
+from ctxext.compare.page import PAGE
+from ctxext.compare.tables import tabulate_costs, tabulate_losses
+from ctxext.converters.engine_support import EXACT, PARTLY
 from ctxext.evaluate.loading import Loading
-from ctxext.evaluate.report.findings import format_percent
-from ctxext.evaluate.report.tables import Table
 
 if TYPE_CHECKING:
     from ctxext.evaluate.report.report import Report
@@ -58,7 +56,7 @@ def compare(
             resume=place.resume,
             overwrite=place.overwrite,
             progress=progress,
-            tell=output.note,
+            notify=output.note,
         )
     if not report:
         return
@@ -82,12 +80,12 @@ def comparison_tables(report: "Report", width: int) -> Iterator[RenderableType]:
     yield from heat_maps(report, width)
     yield Text()
     rows = report["comparison"]["models"]
-    headings = ("found %", "loss beyond", "cost inside", "time", "memory")
-    table = Table("against stock", headings, [_cells(row) for row in rows if not row["refused"]])
-    yield results_table(table, no_wrap=True, strong=report["comparison"]["taken"])
-    if (apart := beyond_by_text(rows, _with_half)).rows:
+    columns = ("against stock", "found %", "loss beyond", "cost inside", "time", "memory")
+    costs = tabulate_costs([row for row in rows if not row["refused"]], _format_half)
+    yield results_table(costs.select(columns), no_wrap=True, strong=report["comparison"]["taken"])
+    if (losses := tabulate_losses(rows, _format_half)).rows:
         yield Text()
-        yield results_table(apart, no_wrap=True)
+        yield results_table(losses, no_wrap=True)
     methods: dict[str, list[str]] = {}
     for row in rows:
         served = [entry for entry in row.get("serving") or () if entry["status"] in _MARKS]
@@ -100,21 +98,7 @@ def comparison_tables(report: "Report", width: int) -> Iterator[RenderableType]:
             yield Text(f"{row['name']} does not apply: {row['refused']}", style="dim")
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
-    """Return the cells of one model."""
-    answers = row["found"]
-    share = (
-        f"{format_percent(answers['share'])} ({format_percent(answers['low'])}–{format_percent(answers['high'])})"
-        if answers
-        else "–"
-    )
-    if "against" not in row:  # The unmodified model.
-        loss = f"{row['loss_beyond']:.3f}" if row["loss_beyond"] is not None else "–"
-        return [row["name"], share, loss, "", "", f"{row['peak'] / 1e9:.1f} GB" if row["peak"] else ""]
-    return [row["name"], share, _with_half(row["beyond"]), _with_half(inside_of(row)), *ratios(row)]
-
-
-def _with_half(difference: Mapping[str, Any] | None) -> str:
+def _format_half(difference: Mapping[str, Any] | None) -> str:
     """Format a difference in loss, with half of its confidence interval."""
     if not difference:
         return "–"

@@ -50,7 +50,7 @@ _UNSET = vars(Calibration())
 class Budget:
     """Limits of the search for the recipe."""
 
-    trials: int | None = option(None, help="Maximum number of recipes.", min=1, panel=_PANEL)
+    trials: int | None = option(None, help="Maximum number of recipes.", min=1, parser_checks=True, panel=_PANEL)
     minutes: float | None = option(
         None, help=f"Approximate time limit in minutes. Default: {_MINUTES:g} without --trials.", panel=_PANEL
     )
@@ -138,13 +138,13 @@ def convert(
         convert_file(source, out, steps, options, output, dry_run=dry_run)
         return
     if dry_run:
-        plan = plan_conversion(source, out, steps, options=options, tell=output.note, **vars(hub))
+        plan = plan_conversion(source, out, steps, options=options, notify=output.note, **vars(hub))
         output.result(plan_data(plan, None), *_plan_lines(plan))
         for caution in (*plan.cautions, *_version_warnings(plan)):
             output.warning(caution)
         return
     with output.progress("") as progress:
-        done = run(source, out, steps, options=options, progress=progress, tell=output.note, **vars(hub))
+        done = run(source, out, steps, options=options, progress=progress, notify=output.note, **vars(hub))
     plan, written, seconds = done.plan, done.written, time.perf_counter() - started
     data = {
         **plan_data(plan, str(done.out)),
@@ -261,7 +261,7 @@ def _search_recipe(
             original_length=original_length,
             loading=loading,
             progress=progress,
-            tell=out.note,
+            notify=out.note,
         )
     content = report["comparison"]
     best = content["taken"] or content["nearest"]

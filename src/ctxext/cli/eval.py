@@ -13,7 +13,6 @@ import typer
 
 from ctxext.cli.options import takes_options
 from ctxext.cli.output import Output, resuming_command
-from ctxext.engines.server import ServerOptions
 from ctxext.errors import CtxextError
 from ctxext.evaluate.loading import Loading
 from ctxext.evaluate.settings import Settings
@@ -23,6 +22,7 @@ from ctxext.files.packages import install_command, is_installed
 from ctxext.files.processes import num_processes
 from ctxext.gguf import is_gguf
 from ctxext.options import option
+from ctxext.server.client import ServerOptions
 
 if TYPE_CHECKING:
     from ctxext.evaluate.report.report import Report

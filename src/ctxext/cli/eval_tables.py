@@ -1,6 +1,7 @@
 """The tables of `ctxext eval` in the terminal: models by lengths, with a coloured score for each depth."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.console import RenderableType
@@ -19,17 +20,17 @@ _MAX_NAME = 32
 
 def report_tables(report: Report, width: int) -> Iterator[RenderableType]:
     """Yield the report as tables for a terminal of this width."""
-    models = report["models"]
     yield from heat_maps(report, width)
-    if any(model.get("effective") or model.get("ruler") for model in models):
+    effective = tables.tabulate_effective_lengths(report, has_leaderboard=True)
+    short = ("model", "tokens", "documents", "perplexity", "loss against source")
+    if effective.rows:
         yield Text()
-        yield from _tabulate_effective(report, width)
-    key_tokens = ("tokens", "loss on key tokens", "key tokens", "of", "documents")
+        yield from map(results_table, _split(effective, width))
     for table in (
-        _tabulate_perplexity(report),
-        tables.Table("longppl", key_tokens, tables.key_token_rows(report)),
-        _tabulate_short(report),
-        tables.Table("harness", ("task", "metric", "value"), tables.harness_rows(models)),
+        _perplexity_table(report),
+        tables.tabulate_key_tokens(report),
+        tables.tabulate_original_length(report).select(short),
+        tables.tabulate_harness(report["models"]),
     ):
         if table.rows:
             yield Text()
@@ -58,11 +59,10 @@ def _map(scores: HeatMap, lengths: Sequence[int], names: int) -> Text:
     for model in scores.models:
         text.append(f"\n{_cut(model['name'], names):<{names}}", "not bold")
         for length in lengths:
-            cells = scores.row(model, length)
+            cells, share, interval = tables.score_at(scores, model, length)
             for cell in cells:
                 text.append_text(_cell(cell))
-            share, interval = tables.in_percent([cell for cell in cells if cell])
-            shown = f"{share:>3} ({interval})" if any(cells) else ""
+            shown = f"{share:>3} ({interval})" if share else ""
             text.append(f" {shown:<{_POOLED + 1}}", "not bold")
     text.rstrip()
     return text
@@ -79,26 +79,17 @@ def _cut(name: str, width: int) -> str:
     return name if len(name) < width else "…" + name[-(width - 2) :]
 
 
-def _tabulate_effective(report: Report, width: int) -> Iterator[RichTable]:
-    """Yield each model's effective length, overall and per task, with as many columns side by side as fit."""
-    models, tasks = report["models"], tasks_of(report)
-    longest = max(cell["length"] for model in models for cell in model["cells"])
-    shown = [model for model in models if model.get("effective") or model.get("ruler")]
-    effective = [model.get("effective") or {"tasks": {}} for model in shown]
-    columns = [("all", [entry if "length" in entry else None for entry in effective])] if len(tasks) > 1 else []
-    columns += [(task, [entry["tasks"].get(task) for entry in effective]) for task in tasks]
-    cells = [[heading, *(tables.effective_text(entry, longest) for entry in entries)] for heading, entries in columns]
-    cells = cells if any(entry["tasks"] for entry in effective) else []
-    if heading := tables.leaderboard_heading(shown):
-        cells.insert(0, [heading, *(tables.leaderboard_text(model.get("ruler")) for model in shown)])
-    names = ["effective length", *(_cut(model["name"], _MAX_NAME) for model in shown)]
-    while cells:
+def _split(table: tables.Table, width: int) -> Iterator[tables.Table]:
+    """Yield parts of a table with the names of models, and with as many columns side by side as fit."""
+    cut = ([_cut(name, _MAX_NAME), *cells] for name, *cells in table.rows)
+    first, *columns = zip((table.title, *table.head[1:]), *cut, strict=True)
+    while columns:
         count = 1
-        while count < len(cells) and sum(map(_width, [names, *cells[: count + 1]])) <= width:
+        while count < len(columns) and sum(map(_width, [first, *columns[: count + 1]])) <= width:
             count += 1
-        (title, *head), *rows = zip(names, *cells[:count], strict=True)
-        yield results_table(tables.Table(title, head, rows))
-        cells = cells[count:]
+        head, *rows = zip(first, *columns[:count], strict=True)
+        yield replace(table, head=head, rows=rows)
+        columns = columns[count:]
 
 
 def _width(texts: Sequence[str]) -> int:
@@ -106,35 +97,25 @@ def _width(texts: Sequence[str]) -> int:
     return max(map(len, texts)) + 2
 
 
-def _tabulate_perplexity(report: Report) -> tables.Table:
-    (task, lengths, curves), rows = tables.perplexities(report), []
-    stride = report["settings"].get("stride")
-    kinds = {"lengths": ""}
-    if any("sliding" in curve for *_, curve in curves):  # Masked tokens are evaluated without windows.
-        kinds["sliding"] = f" (sliding, stride {stride})"
-    for model, text, curve in curves:
-        for kind, note in kinds.items():
-            name = f"  {text}" if text else model["name"]
-            rows.append([name + note, str(curve["documents"]), *tables.figures(curve[kind], lengths)])
-    return tables.Table(task, ("documents", *(f"{length} tokens" for length in lengths)), rows)
-
-
-def _tabulate_short(report: Report) -> tables.Table:
+def _perplexity_table(report: Report) -> tables.Table:
+    """Return the table of perplexity, with the columns of sliding windows as rows."""
+    table, stride = tables.tabulate_perplexity(report), report["settings"].get("stride")
+    head = [column for column in table.head if column != "text" and not column.endswith(", sliding")]
     rows = []
-    for model in report["models"]:
-        if result := model["short"]:
-            change, against = tables.change_in_loss(result)[0] or "–", result.get("against")
-            change += f" (× {against['ratio']:.3f}, {against['model']})" if against else ""
-            figures = [str(result["length"]), str(result["documents"]), f"{result['perplexity']:.3f}", change]
-            rows.append([model["name"], *figures])
-    return tables.Table("short", ("tokens", "documents", "perplexity", "loss against source"), rows)
+    for model, text, documents, *cells in table.rows:
+        name = f"  {text}" if text else model
+        for kind in ("", f" (sliding, stride {stride})"):
+            if cells:
+                rows.append([name + kind, documents, *cells[: len(head) - 2]])
+                cells = cells[len(head) - 2 :]
+    return tables.Table(table.title, head, rows)
 
 
 def results_table(table: tables.Table, *, no_wrap: bool = False, strong: str | None = None) -> RichTable:
     """Return a table without rules: names on the left, figures on the right, and the row `strong` in bold."""
     shown = RichTable(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     shown.add_column(Text(table.title, style="bold not dim"), no_wrap=no_wrap)
-    for column in table.head:
+    for column in table.head[1:]:
         shown.add_column(column, justify="right", no_wrap=no_wrap)
     for row in table.rows:
         shown.add_row(*row, style="bold" if row[0] == strong else "")

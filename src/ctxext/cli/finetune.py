@@ -43,7 +43,7 @@ def with_step_lines(output: Output, progress: Progress) -> Progress:
 
 def print_plan(output: Output, plan: "Plan") -> None:
     """Print the estimated memory and time of a training run, with remedies if it does not fit."""
-    from ctxext.finetune.trainer import format_duration
+    from ctxext.checkpoint.durations import format_duration
 
     peak, available = plan.peak_memory / 2**30, plan.available_memory / 2**30
     share = 100 * plan.num_trained / plan.num_parameters
@@ -138,9 +138,9 @@ def finetune(
         with warnings.catch_warnings():
             # As during training: these come from transformers and peft, not from the user.
             warnings.filterwarnings("ignore", category=FutureWarning)
-            reader, tell = chosen.reader(training), output.note
+            reader, notify = chosen.reader(training), output.note
             plan = plan_training(
-                model, reader, training, merge=run.merge, revision=run.revision, token=run.token, tell=tell
+                model, reader, training, merge=run.merge, revision=run.revision, token=run.token, notify=notify
             )
         print_plan(output, plan)
         return
@@ -155,7 +155,7 @@ def finetune(
                 training,
                 eval_data=held_out,
                 run=run,
-                reporter=Reporter(progress=with_step_lines(output, progress), tell=output.note),
+                reporter=Reporter(progress=with_step_lines(output, progress), notify=output.note),
             )
         except (KeyboardInterrupt, Terminated):
             if run_module.training_folder(out.resolve()).exists():

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ctxext.cli.output import Output, bold, done_line, format_relative, mark_line
+from ctxext.converters.inspection import encoding_data, methods_data, rotary_data
 from ctxext.converters.options import ConvertOptions
 from ctxext.errors import CtxextError
 from ctxext.files.length import format_length
@@ -17,7 +18,7 @@ from ctxext.gguf.convert import GgufPlan, check_methods, convert_gguf, plan_gguf
 from ctxext.gguf.model import GgufModel, describe, open_gguf
 from ctxext.gguf.verify import verify_gguf
 from ctxext.recipes.encodings.rotary import Rotary
-from ctxext.recipes.recipe import Recipe, describe_step
+from ctxext.recipes.recipe import Recipe, describe_steps
 
 
 def convert_file(
@@ -111,22 +112,9 @@ def inspection_data(model: GgufModel, reasons: Mapping[str, str]) -> dict[str, A
         "source": str(model.path),
         "architecture": model.architecture.name,
         "parts": len(model.parts),
-        "rotary": rotary
-        and {
-            "rope_type": rotary.rope_type,
-            "parameters": dict(rotary.parameters),
-            "theta": rotary.theta,
-            "dimensions": rotary.dim,
-            "trained_length": rotary.trained_length,
-            "trained_length_from": model.plain.rotary.length_origin,
-            "context_length": rotary.usable_length,
-        },
-        "encoding": {
-            "description": encoding.describe(),
-            "trained_length": encoding.trained_length,
-            "context_length": encoding.usable_length,
-        },
-        "methods": {name: {"applies": not why, "reason": why} for name, why in reasons.items()},
+        "rotary": rotary and {**rotary_data(rotary), "trained_length_from": model.plain.rotary.length_origin},
+        "encoding": encoding_data(encoding),
+        "methods": methods_data(reasons),
         "recipe": model.recipe.get("recipe"),
     }
 
@@ -142,7 +130,7 @@ def _rows(model: GgufModel, reasons: Mapping[str, str]) -> Mapping[str, str]:
         start += f" ({origin})" if origin.startswith("published for") else ""
     rows["context length"] = f"{encoding.usable_length} tokens, {start}"
     if model.recipe:
-        rows["recipe"] = ", ".join(map(describe_step, model.recipe["recipe"]["steps"]))
+        rows["recipe"] = describe_steps(model.recipe["recipe"]["steps"])
     rows["methods"] = ", ".join(name for name, why in reasons.items() if not why)
     rows["not applicable"] = ", ".join(name for name, why in reasons.items() if why)
     return rows

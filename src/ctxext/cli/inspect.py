@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from rich.table import Table
 
@@ -11,12 +10,12 @@ from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.methods import experimental_names
 from ctxext.cli.options import SourceArgument, takes_options
 from ctxext.cli.output import Output, bold
-from ctxext.converters.engines import MARKS, Serving
+from ctxext.converters.engine_support import MARKS, Serving
 from ctxext.converters.inspection import Inspection, inspect_checkpoint
 from ctxext.files.length import format_length, read_words
 from ctxext.gguf import is_gguf
 from ctxext.options import HubOptions, original_length_option
-from ctxext.recipes.recipe import describe_step
+from ctxext.recipes.recipe import describe_steps
 
 _ENCODINGS = {
     "learned": "learned position embeddings: a table with one row per position",
@@ -62,55 +61,13 @@ def inspect(
     table = Table.grid(padding=(0, 2))
     for label, text in _rows(inspection).items():
         table.add_row(bold(label), text)
-    output.result(inspection_data(source, inspection), table, *unconverted_text(inspection.source_commands))
+    output.result(inspection.to_dict(source), table, *unconverted_text(inspection.source_commands))
     able = [name for name, reason in inspection.methods.items() if not reason]
     if inspection.model and not inspection.model.is_extended and able:
         length = format_length(4 * inspection.model.encoding.trained_length)
         method = "yarn" if "yarn" in able else able[0]
         words = ("--method", method, "--target-length", length, "--dry-run")
         output.next_step("ctxext", "convert", source, *words)
-
-
-def inspection_data(source: str, inspection: Inspection) -> dict[str, Any]:
-    """Return an inspection as JSON."""
-    rotary, model = inspection.rotary, inspection.model
-    return {
-        "source": source,
-        "model_type": inspection.family.model_type,
-        "positions": inspection.positions,
-        "num_parameters": inspection.num_parameters,
-        "rotary": rotary
-        and {
-            "rope_type": rotary.rope_type,
-            "parameters": dict(rotary.parameters),
-            "theta": rotary.theta,
-            "dimensions": rotary.dim,
-            "pairs_that_never_complete_a_turn": inspection.unfinished_pairs,
-            "trained_length": rotary.trained_length,
-            "trained_length_from": rotary.length_origin,
-            "context_length": rotary.usable_length,
-            "declared_length": rotary.claimed_length,
-            "is_extended": model is not None and model.is_extended,
-        },
-        "encoding": model
-        and {
-            "description": model.encoding.describe(),
-            "trained_length": model.encoding.trained_length,
-            "context_length": model.encoding.usable_length,
-            "is_extended": model.is_extended,
-        },
-        "bound": inspection.bound,
-        "windows": dict(inspection.windows),
-        "pipeline": str(inspection.pipeline) if inspection.pipeline else None,
-        "default_length": inspection.default_length,
-        "attention": dict(inspection.attention),
-        "cache_bytes": {str(length): size for length, size in inspection.cache_bytes.items()},
-        "caution": inspection.caution,
-        "methods": {name: {"applies": not reason, "reason": reason} for name, reason in inspection.methods.items()},
-        "recipe": inspection.recipe,
-        "serving": [row.to_dict() for row in inspection.serving],
-        "unconverted": dict(inspection.source_commands),
-    }
 
 
 def _rows(inspection: Inspection) -> dict[str, str]:
@@ -140,7 +97,7 @@ def _rows(inspection: Inspection) -> dict[str, str]:
         memory = " · ".join(f"{format_length(n)} {_size(size)}" for n, size in inspection.cache_bytes.items())
         rows["cache"] = f"{memory}   (16 bits, one sequence)"
     if inspection.recipe:
-        rows["recipe"] = ", ".join(describe_step(step) for step in inspection.recipe["steps"])
+        rows["recipe"] = describe_steps(inspection.recipe["steps"])
         rows["engines"] = serving_line(inspection.serving)
     if inspection.caution:
         rows["caution"] = inspection.caution

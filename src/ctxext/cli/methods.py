@@ -17,9 +17,9 @@ from ctxext.cli.output import Output
 from ctxext.errors import CtxextError
 from ctxext.files.length import parse_length
 from ctxext.files.strict import parse_yaml, read_text
-from ctxext.options import option_name
+from ctxext.options import option_name, value_type
 from ctxext.recipes.base import Method
-from ctxext.recipes.param import default_of, limits_of, options_of, value_type
+from ctxext.recipes.param import default_of, parameter_of, parameters_of
 from ctxext.recipes.registry import METHODS, method_named
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def method_data(method: type[Method]) -> dict[str, object]:
         "paper": method.paper,
         "carried_by": carried_by(method),
         "experimental": method.is_experimental,
-        "options": {field.name: limits_of(field).describe() for field in options_of(method)},
+        "options": {field.name: parameter_of(field).describe() for field in parameters_of(method)},
         "caution": method.caution,
         "difference": method.difference,
         "example": example_of(method),
@@ -103,7 +103,7 @@ def option_owners() -> dict[str, list[type[Method]]]:
     """Return every method option by its Python name, with the methods that take it."""
     owners: dict[str, list[type[Method]]] = {}
     for method in METHODS:
-        for field in options_of(method):
+        for field in parameters_of(method):
             owners.setdefault(field.name, []).append(method)
     return owners
 
@@ -136,9 +136,9 @@ def help_of(field: "dataclasses.Field[Any]") -> str:
     """Return the help of a method's option, with its limits and its default."""
     default = default_of(field)
     if default is None or default is dataclasses.MISSING:
-        return limits_of(field).describe()
+        return parameter_of(field).describe()
     shown = f"{default:g}" if isinstance(default, float) else default
-    return f"{limits_of(field).describe()} Default: {shown}."
+    return f"{parameter_of(field).describe()} Default: {shown}."
 
 
 def _shared_help(name: str, methods: Sequence[type[Method]], *, always_named: bool) -> str:
@@ -224,14 +224,14 @@ def method_sections(method: type[Method], *, options: bool = True) -> list[tuple
         "example": example_of(method),
     }
     sections = [(f"{method.title} ({method.name})", [(name, text) for name, text in lines.items() if text])]
-    rows = [(option_name(field.name), help_of(field)) for field in options_of(method)]
+    rows = [(option_name(field.name), help_of(field)) for field in parameters_of(method)]
     return [*sections, (f"Options of {method.name}", rows)] if options and rows else sections
 
 
 def example_of(method: type[Method]) -> str:
     """Return an example command that converts with the method."""
     source = "demo" if method.encoding == "rotary" else "MODEL"
-    shown = {"factor", *(field.name for field in options_of(method) if field.default is dataclasses.MISSING)}
+    shown = {"factor", *(field.name for field in parameters_of(method) if field.default is dataclasses.MISSING)}
     numbers = {name: value for name, value in method.example.items() if name in shown}
     words = [word for name, value in numbers.items() for word in (option_name(name), f"{value:g}")]
     return shlex.join(["ctxext", "convert", source, "--method", method.name, *words])

@@ -14,8 +14,7 @@ import typer
 from ctxext.cli.help import HelpAllOption
 from ctxext.cli.output import REPORTING
 from ctxext.errors import CtxextError
-from ctxext.options import Option, option_name, options_of
-from ctxext.recipes.param import value_type
+from ctxext.options import Option, option_name, options_of, value_type
 
 HelpFor = Callable[[Sequence[str], bool], tuple[list[tuple[str, list[tuple[str, str]]]], Collection[str]]]
 
@@ -96,7 +95,7 @@ def _parameter(owner: type, field: "dataclasses.Field[Any]", option: Option) -> 
         help=option.help,
         rich_help_panel=option.panel or None,
         show_default=default is not None,
-        min=option.min,
+        min=option.min if option.parser_checks else None,
         metavar=option.metavar,
     )
     hint: Any = kind if default is not None else kind | None

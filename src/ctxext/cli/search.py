@@ -12,6 +12,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ctxext.checkpoint.durations import format_duration
 from ctxext.cli.eval import warn_of_thoughts
 from ctxext.cli.interrupts import exit_on_interrupt
 from ctxext.cli.options import SourceArgument, takes_options
@@ -20,43 +21,42 @@ from ctxext.evaluate.loading import Loading
 from ctxext.files.packages import install_command, is_installed
 from ctxext.options import option
 from ctxext.search.options import SearchOptions, StudyPlace, default_study, redact_storage
-from ctxext.search.run import Found, format_results, search
+from ctxext.search.run import SearchResult, format_results, search
 
 if TYPE_CHECKING:
     from ctxext.search.final_evaluation import Check
     from ctxext.search.measurement import Measurement
-    from ctxext.search.study import Point, Standing
+    from ctxext.search.study import Point, SearchState
 
 
 _QUIET_SECONDS = 60.0
 
 
-def watching(output: Output) -> "Callable[[Standing], None]":
+def watching(output: Output) -> "Callable[[SearchState], None]":
     """Return the callback that shows the progress of a search: each stage, each new best, and a line a minute."""
     stage, best, shown_at = "", -1, time.monotonic()
 
-    def show(standing: "Standing") -> None:
+    def show(state: "SearchState") -> None:
         nonlocal stage, best, shown_at
         # The part of a stage after a colon changes with every measurement.
-        now = standing.stage.split(":")[0], standing.best.trial.number if standing.best else -1
+        now = state.stage.split(":")[0], state.best.trial.number if state.best else -1
         if now == (stage, best) and time.monotonic() - shown_at <= _QUIET_SECONDS:
             return
         (stage, best), shown_at = now, time.monotonic()
-        output.note(Text(state_line(standing) + (f"; best {point_line(standing.best)}" if standing.best else "")))
+        output.note(Text(state_line(state) + (f"; best {point_line(state.best)}" if state.best else "")))
 
     return show
 
 
-def state_line(standing: "Standing") -> str:
+def state_line(state: "SearchState") -> str:
     """Format the stage of a search, the number of evaluated recipes, and the time left."""
-    parts = [standing.stage]
-    if standing.trials:
-        whole = f" of {standing.max_trials}" if standing.max_trials else ""
-        stopped = len(standing.trials) - len(standing.points)
-        parts.append(f"{len(standing.trials)}{whole} recipes, {stopped} stopped early")
-    if math.isfinite(standing.end):
-        minutes, seconds = divmod(round(max(0.0, standing.end - time.monotonic())), 60)
-        parts.append(f"{minutes}:{seconds:02d} left")
+    parts = [state.stage]
+    if state.trials:
+        whole = f" of {state.max_trials}" if state.max_trials else ""
+        stopped = len(state.trials) - len(state.points)
+        parts.append(f"{len(state.trials)}{whole} recipes, {stopped} stopped early")
+    if math.isfinite(state.end):
+        parts.append(f"{format_duration(max(0.0, state.end - time.monotonic()))} left")
     return " · ".join(parts)
 
 
@@ -156,12 +156,12 @@ def search_(
         )
     from ctxext.search.study import find_pareto_front
 
-    points = list(result.standing.points)
+    points = list(result.state.points)
     published = [point for point in points if point.trial.published]
     front = find_pareto_front(points)
     shown = sorted({id(point): point for point in [*front[:_CAP], *published]}.values(), key=lambda point: point.loss)
     lines: list[RenderableType] = [
-        points_table(shown, result.standing.stock),
+        points_table(shown, result.state.stock),
         "",
         *format_results(result.check),
         "",
@@ -177,7 +177,7 @@ def search_(
         output.next_step("ctxext", "convert", source, "OUT", "--recipe", out)
 
 
-def verdict(result: Found, options: SearchOptions) -> str:
+def verdict(result: SearchResult, options: SearchOptions) -> str:
     """Return the conclusion in one sentence, with a second one if another recipe answers more prompts."""
     check = result.check
     if check.winner is None:
@@ -224,7 +224,7 @@ def _more(check: "Check") -> str:
     )
 
 
-def result_data(result: Found, options: SearchOptions) -> dict[str, Any]:
+def result_data(result: SearchResult, options: SearchOptions) -> dict[str, Any]:
     """Return the result of a search as JSON."""
     from ctxext.search.study import find_pareto_front
 
@@ -239,11 +239,11 @@ def result_data(result: Found, options: SearchOptions) -> dict[str, Any]:
             "found": {str(length): measurement.exact(length) for length in measurement.lengths},
         }
 
-    points, check = result.standing.points, result.check
+    points, check = result.state.points, result.check
     return {
         "recipe": result.recipe.to_dict() if result.recipe else None,
         "verdict": verdict(result, options),
-        "trials": len(result.standing.trials),
+        "trials": len(result.state.trials),
         **({"open_thought": result.open_thought} if result.open_thought else {}),
         "front": [point_data(point) for point in find_pareto_front(points)],
         "published": [point_data(point) for point in points if point.trial.published],

@@ -12,14 +12,14 @@ from rich.text import Text
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.cli.options import takes_options
 from ctxext.cli.output import Output
-from ctxext.engines.server import ServerOptions
 from ctxext.errors import CtxextError
 from ctxext.gguf import is_gguf
 from ctxext.options import HubOptions
-from ctxext.recipes.encodings.rotary import provenance
+from ctxext.recipes.encodings.base import provenance
+from ctxext.server.client import ServerOptions
 
 if TYPE_CHECKING:
-    from ctxext.engines.in_engine import EngineComparison
+    from ctxext.served.every_token import EngineComparison
 
 _MARKS = {"passed": ("✓", "green"), "failed": ("✗", "red"), "not checked": ("-", "yellow")}
 
@@ -165,9 +165,9 @@ def _in_engine(
     out: Checkpoint, source: Checkpoint | None, *, trust_remote_code: bool, arguments: Mapping[str, Any]
 ) -> "list[EngineComparison]":
     """Compare the checkpoint in vLLM with transformers, and its source with --hf-overrides if they suffice."""
-    from ctxext.converters.engines import overrides
-    from ctxext.engines.in_engine import compare_in_engine
-    from ctxext.recipes.encodings.rotary import model_config
+    from ctxext.converters.engine_support import overrides
+    from ctxext.recipes.model_config import model_config
+    from ctxext.served.every_token import compare_in_engine
 
     model = model_config(out.config)
     served: dict[str, tuple[Path, Mapping[str, Any]]] = {"OUT": (out.folder, {})}

@@ -9,8 +9,8 @@ from rich.text import Text
 
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.cli.output import Output, mark_line
-from ctxext.engines.server import ServerOptions
-from ctxext.engines.server_verdict import FAULT, SERVED, UNDECIDED, ServerReport
+from ctxext.served.verdict import FAULT, SERVED, UNDECIDED, ServerReport
+from ctxext.server.client import ServerOptions
 
 _MARKS = {SERVED: ("✓", "green"), FAULT: ("✗", "red"), UNDECIDED: ("-", "yellow")}
 
@@ -22,7 +22,7 @@ def verify_server(
     # A server that does not answer is noticed before torch is imported, which takes seconds.
     connection = options.connection
     connection.complete([1], "One", max_tokens=1)
-    from ctxext.engines.in_server import check_server
+    from ctxext.served.check import check_server
 
     with output.progress("") as progress:
         report = check_server(

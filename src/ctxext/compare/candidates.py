@@ -12,11 +12,11 @@ from ctxext.converters.calibration import set_head_order
 from ctxext.converters.convert import check_frequencies
 from ctxext.converters.plan import Plan, make_plan
 from ctxext.errors import CtxextError
-from ctxext.evaluate.settings import Settings
+from ctxext.evaluate.settings import Settings, find_length_above_target
 from ctxext.evaluate.tasks.perplexity import Perplexity
 from ctxext.evaluate.tasks.registry import NAMES
 from ctxext.files.length import format_length
-from ctxext.options import option, target_length_option, with_documented_options
+from ctxext.options import Rule, count_option, option, target_length_option, with_documented_options
 from ctxext.recipes.encodings.base import POSITIONS
 from ctxext.recipes.methods.fills import FILLS
 from ctxext.recipes.recipe import Recipe, command_options, load_recipe, presets, recipe_from_dict, recipe_of
@@ -59,7 +59,7 @@ class CompareOptions(Settings):
         kind="names",
         repeats=True,
     )
-    minutes: float | None = option(None, help="Total time limit in minutes.")
+    minutes: float | None = option(None, help="Total time limit in minutes.", above=0)
     tasks: tuple[str, ...] = option(
         (),
         help=f"{', '.join(NAMES)}; separate several with commas. Default: needle,perplexity,short; for encoders "
@@ -68,33 +68,32 @@ class CompareOptions(Settings):
         kind="names",
         repeats=True,
     )
-    num_needles: int = option(
+    num_needles: int = count_option(
         5,
         help="needle, kv, documents: facts hidden in each text; one pass over it covers that many depths.",
         panel="Task options",
         flags=("--needles",),
-        min=1,
     )
-    samples: int = option(8, help="Number of questions per length and depth, and of documents.", min=1)
+    samples: int = count_option(8, help="Number of questions per length and depth, and of documents.")
     lengths: tuple[int, ...] = option(
         (),
         help="Prompt lengths, for example 4k,32k. Default: the original context length and doublings up to the target.",
         kind="lengths",
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.target_length < 1:
-            raise CtxextError(f"target_length must be at least 1, not {self.target_length}.")
-        if self.minutes is not None and not self.minutes > 0:
-            raise CtxextError(f"minutes must be above 0, not {self.minutes:g}.")
-        if self.minutes is not None and self.harness:
-            raise CtxextError("--minutes cannot be combined with --harness.", hint="Remove one of them.")
-        if self.lengths and max(self.lengths) > self.target_length:
-            raise CtxextError(
-                f"--lengths contains {max(self.lengths)}, more than the target length of {self.target_length} tokens.",
-                hint="Use shorter --lengths or a longer --target-length.",
-            )
+    rules: ClassVar[tuple[Rule, ...]] = (
+        *Settings.rules,
+        Rule(
+            lambda options: options.minutes is not None and options.harness,
+            "--minutes cannot be combined with --harness.",
+            "Remove one of them.",
+        ),
+        Rule(
+            find_length_above_target,
+            "--lengths contains {found}, more than the target length of {target_length} tokens.",
+            "Use shorter --lengths or a longer --target-length.",
+        ),
+    )
 
     def settings(self, kind: str, trained_length: int | None) -> Settings:
         """Return the settings of the evaluation for every model, with the default tasks of this kind of model."""

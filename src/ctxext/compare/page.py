@@ -2,13 +2,13 @@
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ctxext.compare.verdict import engines_of, format_difference, inside_of
-from ctxext.evaluate.report.findings import format_percent, pool_cells
-from ctxext.evaluate.report.report import HeatMap, Report, heat_map, tasks_of
-from ctxext.evaluate.report.tables import Table, in_percent
+from ctxext.compare import tables
+from ctxext.compare.verdict import format_difference
+from ctxext.evaluate.report.findings import pool_cells
+from ctxext.evaluate.report.report import Report, heat_map, tasks_of
 from ctxext.files.strict import in_markdown
 
 PAGE, BENCH = "comparison.md", "bench.jsonl"
@@ -25,57 +25,17 @@ def format_markdown(report: Report) -> str:
     lines += [f"{settings['samples']} questions per depth, seed {settings['seed']}, {loaded.get('dtype')} on "]
     lines[-1] += f"{loaded.get('device')}; {versions}. Confidence intervals are 95 %, those of differences "
     lines[-1] += f"{100 * content['confidence']:.3g} %, as {len(report['models']) - 1} methods are compared."
-    for task in tasks_of(report):
-        lines += ["", _task(heat_map(report["models"], task))]
-    head = ("against stock", "found, points", "loss beyond", "cost inside", "time", "memory", "served in")
-    rows = [_cost(row) for row in content["models"] if row.get("against") or row.get("beyond")]
-    lines += ["", _table(head, rows)]
-    if (apart := beyond_by_text(content["models"], format_difference)).rows:
-        lines += ["", _table(("loss beyond, against stock", *apart.head), apart.rows)]
+    rows = [row for row in content["models"] if row.get("against") or row.get("beyond")]
+    costs = tables.tabulate_costs(rows, format_difference)
+    costs = costs.select([column for column in costs.head if column != "found %"])
+    scores = [tables.tabulate_scores(heat_map(report["models"], task)) for task in tasks_of(report)]
+    losses = tables.tabulate_losses(content["models"], format_difference)
+    for table in (*scores, costs, *([losses] if losses.rows else [])):
+        lines += ["", table.as_markdown()]
     refused = [
         in_markdown(f"- {row['name']} does not apply: {row['refused']}") for row in content["models"] if row["refused"]
     ]
     return "\n".join([*lines, *([""] if refused else []), *refused]) + "\n"
-
-
-def beyond_by_text(rows: Sequence[Mapping[str, Any]], shown: Callable[[Mapping[str, Any] | None], str]) -> Table:
-    """Return a table of the losses on each kind of text, formatted by `shown`. It is empty without such losses."""
-    measured = [row for row in rows if row.get("beyond_by_text")]
-    texts = list(dict.fromkeys(text for row in measured for text in row["beyond_by_text"]))
-    cells = [[row["name"], *(shown(row["beyond_by_text"].get(text)) for text in texts)] for row in measured]
-    return Table("loss beyond", texts, cells)
-
-
-def ratios(row: Mapping[str, Any]) -> list[str]:
-    """Return the time and the memory of a method, relative to the unmodified model."""
-    return [f"× {ratio:.2f}" if ratio else "–" for ratio in (row["time"], row["memory"])]
-
-
-def _task(scores: HeatMap) -> str:
-    """Format a table of models by lengths; each cell contains the share found, in total and by depth."""
-
-    def cell(model: Mapping[str, Any], length: int) -> str:
-        cells = [cell for cell in scores.row(model, length) if cell]
-        if not cells:
-            return "–"
-        share, interval = in_percent(cells)
-        return f"**{share}** ({interval}): {' '.join(format_percent(cell['share']) for cell in cells)}"
-
-    rows = [[model["name"], *(cell(model, length) for length in scores.lengths)] for model in scores.models]
-    return _table((f"{scores.task}, %", *(f"{length} tokens" for length in scores.lengths)), rows)
-
-
-def _cost(row: Mapping[str, Any]) -> list[str]:
-    points = (
-        format_difference(row["against"], 0, 100),
-        format_difference(row["beyond"]),
-        format_difference(inside_of(row)),
-    )
-    return [row["name"], *points, *ratios(row), ", ".join(engines_of(row))]
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return Table("", head, rows).as_markdown("|---" * len(head) + "|")
 
 
 def format_bench(report: Report) -> str:

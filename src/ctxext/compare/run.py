@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ctxext.checkpoint.durations import cost_of, estimate_seconds, format_duration
 from ctxext.compare.candidates import STOCK, Candidate, CompareOptions, candidates_of
 from ctxext.compare.page import BENCH, PAGE, format_bench, format_markdown
 from ctxext.compare.verdict import compare_results
@@ -18,7 +19,7 @@ from ctxext.errors import CtxextError, NothingMeasuredError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo, open_infos
 from ctxext.evaluate.plan import ModelPlan, plans_of
 from ctxext.evaluate.report.report import Report
-from ctxext.evaluate.run import Run, cost_of, format_duration, rounds
+from ctxext.evaluate.run import Run, rounds
 from ctxext.evaluate.tasks.harness import check_harness
 from ctxext.evaluate.tasks.retrieval import num_questions
 from ctxext.files.content import Progress
@@ -70,7 +71,7 @@ def compare(
     resume: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
-    tell: Callable[[str], None] | None = None,
+    notify: Callable[[str], None] | None = None,
 ) -> Report:
     """Apply published methods to a model in memory, with one copy of the weights, and compare them.
 
@@ -82,7 +83,7 @@ def compare(
         resume: Continue with the results in `out`.
         overwrite: Replace the results in `out`.
         progress: Called with a label, the work done and the total work.
-        tell: Called with an estimate of the work that fits into the time.
+        notify: Called with an estimate of the work that fits into the time.
 
     Returns:
         The report of `evaluate` on all models. Its `comparison` has a row for each model: the share found, and
@@ -124,17 +125,17 @@ def compare(
     if options.minutes is not None:
         _begin(progress, "estimating the time")
         recipes = [candidate.recipe for candidate in candidates if candidate.recipe]
-        read_first = tokens, seconds = stock.first_pace(min([*plan.lengths, *plan.measured_lengths]))
+        read_first = first = stock.first_pace(min([*plan.lengths, *plan.measured_lengths]))
         cost = cost_of(info.checkpoint.config)
         sentence = estimate(
             plan,
             recipes,
             can_share=stock.can_share,
-            seconds=lambda length: seconds / cost(tokens) * cost(length),
+            seconds=lambda length: estimate_seconds([length], first, cost),
             left=end_with(1 + len(recipes)) - time.monotonic(),
         )
-        if tell is not None:
-            tell(sentence)
+        if notify is not None:
+            notify(sentence)
     with tempfile.TemporaryDirectory() as folder:
         applied, candidates = _apply_candidates(info, stock, candidates, Path(folder) / Path(folder).name, progress)
         plans = [_limit_to_context(dataclasses.replace(plan, info=dataclasses.replace(info, name=STOCK)), info)]
@@ -183,22 +184,22 @@ def _apply_candidates(
     progress: Progress | None,
 ) -> "tuple[list[tuple[AppliedInfo, LoadedModel]], list[Candidate]]":
     """Apply the candidates to the loaded weights; return the applied ones, and all candidates with refusals."""
-    from ctxext.evaluate.model import make_ready
-    from ctxext.evaluate.workbench import Workbench
+    from ctxext.evaluate.model import wrap_model
+    from ctxext.evaluate.recipe_applier import RecipeApplier
 
-    bench, applied, judged = Workbench(stock, info.checkpoint, folder), [], []
+    applier, applied, judged = RecipeApplier(stock, info.checkpoint, folder), [], []
     for candidate in candidates:
         judged.append(candidate)
         if candidate.recipe is None or candidate.plan is None:
             continue
         _begin(progress, f"applying {candidate.name}")
         try:
-            recipe = bench.prepare(candidate.recipe, progress)
-            model = bench.apply(recipe).model
+            recipe = applier.prepare(candidate.recipe, progress)
+            model = applier.apply(recipe).model
         except CtxextError as error:
             judged[-1] = dataclasses.replace(candidate, plan=None, recipe=None, refusal=error.message)
             continue
-        ready = make_ready(candidate.name, model, stock.encoder.tokenizer, kind=info.kind)
+        ready = wrap_model(candidate.name, model, stock.encoder.tokenizer, kind=info.kind)
         encoding = candidate.plan.encoding
         applied_info = AppliedInfo(
             candidate.name,

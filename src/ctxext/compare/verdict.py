@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from ctxext.compare.candidates import STOCK, Candidate
-from ctxext.converters.engines import EXACT, PARTLY
+from ctxext.converters.engine_support import EXACT, PARTLY
 from ctxext.evaluate.plan import ModelPlan
 from ctxext.evaluate.report.findings import pool_cells
 from ctxext.evaluate.report.intervals import adjust_confidence, mean_interval, paired_interval
@@ -39,7 +39,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Measured:
+class ModelResults:
     """Results of one model, collected from its records.
 
     Attributes:
@@ -56,7 +56,7 @@ class Measured:
     peak: int | None
     beyond: frozenset[int] = frozenset()
 
-    def finds_more(self, baseline: "Measured", confidence: float = 0.95) -> Difference | None:
+    def finds_more(self, baseline: "ModelResults", confidence: float = 0.95) -> Difference | None:
         """Return the difference in the share found, paired by question and clustered by text.
 
         If both models have planned lengths beyond the original one, only those count. Lengths with a full score of
@@ -76,7 +76,9 @@ class Measured:
         mean = fmean(difference for text in texts for difference in text)
         return Difference(mean, max(-1.0, middle - half), min(1.0, middle + half), len(texts))
 
-    def loses_more(self, baseline: "Measured", confidence: float = 0.95, text: str | None = None) -> Difference | None:
+    def loses_more(
+        self, baseline: "ModelResults", confidence: float = 0.95, text: str | None = None
+    ) -> Difference | None:
         """Return the difference in loss beyond the original context length, paired by document.
 
         `text` selects one kind of text; None selects all.
@@ -89,20 +91,20 @@ class Measured:
         middle, half = mean_interval(differences, confidence)
         return Difference(middle, middle - half, middle + half, len(documents))
 
-    def loses_more_by_text(self, baseline: "Measured", confidence: float = 0.95) -> dict[str, Difference]:
+    def loses_more_by_text(self, baseline: "ModelResults", confidence: float = 0.95) -> dict[str, Difference]:
         """Return the result of `loses_more` for each kind of text, by name; empty if there is only one."""
         texts = sorted({text for text, _ in self.losses if text})
         by_text = {text: self.loses_more(baseline, confidence, text) for text in texts}
         return {text: difference for text, difference in by_text.items() if difference}
 
-    def time_ratio(self, baseline: "Measured") -> float | None:
+    def time_ratio(self, baseline: "ModelResults") -> float | None:
         """Return the ratio of the times of the records that both models have, or None."""
         shared = self.seconds.keys() & baseline.seconds.keys()
         theirs = math.fsum(baseline.seconds[record] for record in shared)
         return math.fsum(self.seconds[record] for record in shared) / theirs if theirs else None
 
 
-def collect_results(records: Sequence[Record], trained_length: int | None, lengths: Sequence[int] = ()) -> Measured:
+def collect_results(records: Sequence[Record], trained_length: int | None, lengths: Sequence[int] = ()) -> ModelResults:
     """Collect the results of one model from its records; `lengths` are its planned prompt lengths."""
     answers: dict[_Text, dict[tuple[float | None, int], float]] = {}
     losses, seconds, peaks = dict[tuple[str, int], float](), dict[tuple[Any, ...], float](), []
@@ -120,7 +122,7 @@ def collect_results(records: Sequence[Record], trained_length: int | None, lengt
         if count := sum(pair[1] for pair in beyond):
             losses[record.get("text", ""), samples[0]] = math.fsum(pair[0] for pair in beyond) / count
     far = frozenset(length for length in lengths if trained_length and length > trained_length)
-    return Measured(answers, losses, seconds, max(peaks, default=None), far)
+    return ModelResults(answers, losses, seconds, max(peaks, default=None), far)
 
 
 def compare_results(
@@ -197,8 +199,8 @@ def _choose_method(
     shares: Mapping[str, str],
     gains: Mapping[str, Difference],
     losses: Mapping[str, Difference],
-    results: Mapping[str, Measured],
-    stock: Measured,
+    results: Mapping[str, ModelResults],
+    stock: ModelResults,
     trained_length: int | None,
     confidence: float,
 ) -> tuple[str | None, str | None, str]:
@@ -281,7 +283,7 @@ def engines_of(row: Mapping[str, Any]) -> list[str]:
     return [served["engine"] for served in row.get("serving") or () if served["status"] in (EXACT, PARTLY)]
 
 
-def _best_of(results: Mapping[str, Measured]) -> str:
+def _best_of(results: Mapping[str, ModelResults]) -> str:
     """Return the model with the most right answers to the common questions beyond the original context length."""
     texts = set.intersection(*({*mine.answers} for mine in results.values()))
     beyond = frozenset.intersection(*(mine.beyond for mine in results.values()))
@@ -331,7 +333,7 @@ def _beyond_stock(plans: Sequence[ModelPlan]) -> list[str]:
     ]
 
 
-def _not_reached(plans: Sequence[ModelPlan], figures: Mapping[str, Measured]) -> list[str]:
+def _not_reached(plans: Sequence[ModelPlan], figures: Mapping[str, ModelResults]) -> list[str]:
     """Return sentences on the planned work that was not measured for every model."""
     from ctxext.evaluate.tasks.retrieval import num_questions
 

@@ -1,31 +1,27 @@
 """The model card: the changes, the commands, loading, serving, results and missing evaluations."""
 
 import dataclasses
-import functools
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from ctxext.checkpoint.auto_class import auto_class, pipeline_tag
-from ctxext.converters.engines import EXACT, MARKS, Serving, serving_of, source_commands
+from ctxext.converters.engine_support import EXACT, MARKS, Serving, serving_of, source_commands
 from ctxext.errors import CtxextError
 from ctxext.files.strict import in_markdown, parse_yaml, read_text
+from ctxext.files.templates import load_template
 from ctxext.files.tensor_files import format_tensor_names
 from ctxext.recipes.base import Method
-from ctxext.recipes.encodings.rotary import ModelConfig
-from ctxext.recipes.param import limits_of
+from ctxext.recipes.model_config import ModelConfig
+from ctxext.recipes.param import parameter_of
 from ctxext.recipes.recipe import Recipe, command_options
 from ctxext.version import __version__
-
-if TYPE_CHECKING:
-    from jinja2 import Template
 
 ANY_ID = "PATH_OR_ID"
 RECIPE_FILE = "recipe.yaml"
@@ -117,17 +113,6 @@ def declared_base(config: Mapping[str, Any]) -> str:
     return "" if Path(name).exists() else name
 
 
-@functools.cache
-def _load_template() -> "Template":
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(
-        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
-    )
-    environment.filters |= {"wrap_command": wrap_command, "format_value": _format_value, "capitalized": _capitalize}
-    return environment.from_string(resources.files("ctxext.converters").joinpath("card.md.jinja").read_text("utf-8"))
-
-
 def render(facts: CardFacts) -> str:
     """Render README.md from `card.md.jinja` and the facts."""
     source = facts.source
@@ -140,7 +125,8 @@ def render(facts: CardFacts) -> str:
             for key, value in facts.training.items()
         },
     )
-    return _load_template().render(
+    filters = {"wrap_command": wrap_command, "format_value": _format_value, "capitalized": _capitalize}
+    return load_template("ctxext.converters", "card.md.jinja", **filters).render(
         facts=facts,
         front_matter=yaml.safe_dump(front_matter(facts), sort_keys=False, allow_unicode=True, width=1000),
         version=__version__,
@@ -249,7 +235,7 @@ def _step_rows(step: Method) -> list[str]:
     """Return one table row per parameter of a step, with the help of its option as the meaning."""
     shown = step.to_dict()
     rows = [
-        f"| | {name} | {_format_value(shown[name])} | {limits_of(declared).help} |"
+        f"| | {name} | {_format_value(shown[name])} | {parameter_of(declared).help} |"
         for declared in dataclasses.fields(step)
         if (name := declared.name) in shown
     ]

@@ -35,8 +35,8 @@ from ctxext.recipes.base import Method
 from ctxext.recipes.code.layout import without_code
 from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.recipe import Recipe, recipe_of
-from ctxext.verify.carried import check_kept_rotation, check_stock_rotation
-from ctxext.verify.clean_load import Verification, compare_logits
+from ctxext.verify.isolated_checks import Verification, compare_logits
+from ctxext.verify.rotation import check_kept_rotation, check_rotation
 from ctxext.version import __version__
 
 _RECORDED_PACKAGES = ("transformers", "torch", "safetensors", "huggingface_hub")
@@ -124,7 +124,7 @@ def convert(
     revision: str | None = None,
     token: str | None = None,
     progress: Progress | None = None,
-    tell: Callable[[str], None] | None = None,
+    notify: Callable[[str], None] | None = None,
 ) -> Conversion:
     """Convert a checkpoint and save it as a portable one.
 
@@ -136,7 +136,7 @@ def convert(
         revision: A branch, tag or commit on the Hub.
         token: A Hub token; the usual places are read if None.
         progress: Called with a label, the amount done and the total.
-        tell: Called with additional information, one line each.
+        notify: Called with additional information, one line each.
 
     Raises:
         CtxextError: the source, the recipe or OUT is invalid, the installed transformers does not implement the
@@ -145,20 +145,22 @@ def convert(
     recipe = recipe_of(recipe)
     checkpoint = _open(source, out, options, revision=revision, token=token)
     if recipe.needs_calibration:
-        if tell is not None:
-            tell("Loading the model once to order its heads. If it does not fit into memory, use --head-order fixed.")
+        if notify is not None:
+            notify("Loading the model once to order its heads. If it does not fit into memory, use --head-order fixed.")
         recipe = calibrate_recipe(checkpoint, recipe, options, progress)
     plan = make_plan(checkpoint, recipe, replace_scaling=options.replace_scaling, allow_shorter=options.allow_shorter)
     if out is None:
         name, methods = Path(plan.source.name).name or "model", "-".join(step.name for step in plan.recipe.steps)
         out = Path(f"{name}-{methods}-{format_length(plan.encoding.usable_length)}")
         check_out(out, checkpoint.folder, options)
-    verification = None
     if options.check:
         (check_described if plan.recipe.needs_code else check_complete)(checkpoint)
-        verification = check_frequencies(plan)
+    verification = None
     with output_directory(Path(out).resolve(), [checkpoint.folder], options) as work:
-        ways = _write(plan, work, options, progress)
+        digests = _write_texts(plan, work)
+        if options.check:  # Before the weights are placed, which may take minutes.
+            verification = check_frequencies(plan)
+        ways = _write_rest(plan, work, digests, options, progress)
         if options.check and plan.recipe.needs_code:
             if progress is not None:
                 progress("checking the converted model in a clean process", 0, 1)
@@ -177,7 +179,7 @@ def plan_conversion(
     options: ConvertOptions,
     revision: str | None = None,
     token: str | None = None,
-    tell: Callable[[str], None] | None = None,
+    notify: Callable[[str], None] | None = None,
 ) -> Plan:
     """Plan a conversion without downloading weights or loading a model.
 
@@ -188,15 +190,15 @@ def plan_conversion(
         options: How to convert. Each field is also a keyword argument.
         revision: A branch, tag or commit on the Hub.
         token: A Hub token; the usual places are read if None.
-        tell: Called with additional information, one line each.
+        notify: Called with additional information, one line each.
 
     Raises:
         CtxextError: the source, the recipe or OUT is invalid.
     """
     recipe = recipe_of(recipe)
     checkpoint = _open(source, out, options, weights=False, revision=revision, token=token)
-    if recipe.needs_calibration and tell is not None:
-        tell("The conversion will load the model once to order its heads; the plan orders them by index.")
+    if recipe.needs_calibration and notify is not None:
+        notify("The conversion will load the model once to order its heads; the plan orders them by index.")
     recipe = set_head_order(recipe, "fixed")
     return make_plan(checkpoint, recipe, replace_scaling=options.replace_scaling, allow_shorter=options.allow_shorter)
 
@@ -213,7 +215,7 @@ def check_frequencies(plan: Plan) -> Verification | None:
     """Verify the frequencies that the installed transformers computes; return None if none can change."""
     if plan.start.family.encoding == "none" and plan.start.family.positions == "rotary":
         return Verification(of="frequencies", difference=check_kept_rotation(plan.start.config, plan.stock))
-    difference = check_stock_rotation(plan.recipe, without_code(plan.source.config), plan.start, plan.stock)
+    difference = check_rotation(plan.recipe, without_code(plan.source.config), plan.start, plan.stock)
     return None if difference is None else Verification(of="frequencies", difference=difference)
 
 
@@ -234,21 +236,30 @@ def card_of(plan: Plan) -> str:
     )
 
 
-def _write(plan: Plan, work: Path, options: SaveOptions, progress: Progress | None) -> dict[str, str]:
-    """Write every file of the plan into a folder; return how each weight file was placed."""
+def _write_text(work: Path, name: str, text: str) -> str:
+    """Write a file into a folder and return its digest."""
+    content = text.encode()
+    (work / name).write_bytes(content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def _write_texts(plan: Plan, work: Path) -> dict[str, str]:
+    """Write config.json and the other files with new content, except the card; return their digests by name."""
+    texts = {"config.json": as_json(plan.model.config), **plan.texts}
+    return {name: _write_text(work, name, text) for name, text in texts.items()}
+
+
+def _write_rest(
+    plan: Plan, work: Path, files: dict[str, str], options: SaveOptions, progress: Progress | None
+) -> dict[str, str]:
+    """Place the weights, and write the card, the other files and the record; return how each weight file was placed.
+
+    `files` contains the digests of the files that were written before.
+    """
     ways = _place_weights(plan, work, options.link, progress)
-    files, weights = dict[str, str](), dict[str, str | None]()
-
-    def write(name: str, text: str) -> None:
-        content = text.encode()
-        (work / name).write_bytes(content)
-        files[name] = hashlib.sha256(content).hexdigest()
-
-    write("config.json", as_json(plan.model.config))
-    for name, text in plan.texts.items():
-        write(name, text)
     note = f"\n> On the disk where this checkpoint was created, {_HARD_NOTE}\n" if HARD in ways.values() else ""
-    write("README.md", card_of(plan) + note)
+    files["README.md"] = _write_text(work, "README.md", card_of(plan) + note)
+    weights = dict[str, str | None]()
     for path in plan.others:
         target = work / path
         target.parent.mkdir(parents=True, exist_ok=True)

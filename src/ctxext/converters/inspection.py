@@ -19,18 +19,12 @@ from ctxext.checkpoint.families import (
 from ctxext.checkpoint.geometry import cache_numbers, default_length
 from ctxext.checkpoint.opening import Checkpoint, claimed_lengths
 from ctxext.checkpoint.other_files import SentencePipeline, read_pipeline
-from ctxext.converters.engines import Serving, serving_of, source_commands
+from ctxext.converters.engine_support import Serving, serving_of, source_commands
 from ctxext.errors import CtxextError
+from ctxext.recipes.encodings.base import Encoding, provenance
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
-from ctxext.recipes.encodings.rotary import (
-    ModelConfig,
-    Rotary,
-    beyond_training,
-    is_readable,
-    model_config,
-    provenance,
-    sliding_layers_follow,
-)
+from ctxext.recipes.encodings.rotary import Rotary, sliding_layers_follow
+from ctxext.recipes.model_config import ModelConfig, beyond_training, is_readable, model_config
 from ctxext.recipes.registry import METHODS
 
 _BY_ENCODING: Mapping[str, str] = {
@@ -118,6 +112,62 @@ class Inspection:
         """The encoding if it is rotary; None for the others."""
         encoding = self.model.encoding if self.model else None
         return encoding if isinstance(encoding, Rotary) else None
+
+    def to_dict(self, source: str) -> dict[str, Any]:
+        """Return the inspection as JSON, with the name that the user gave the checkpoint."""
+        rotary, model = self.rotary, self.model
+        return {
+            "source": source,
+            "model_type": self.family.model_type,
+            "positions": self.positions,
+            "num_parameters": self.num_parameters,
+            "rotary": rotary
+            and {
+                **rotary_data(rotary),
+                "pairs_that_never_complete_a_turn": self.unfinished_pairs,
+                "declared_length": rotary.claimed_length,
+                "is_extended": model is not None and model.is_extended,
+            },
+            "encoding": model and {**encoding_data(model.encoding), "is_extended": model.is_extended},
+            "bound": self.bound,
+            "windows": dict(self.windows),
+            "pipeline": str(self.pipeline) if self.pipeline else None,
+            "default_length": self.default_length,
+            "attention": dict(self.attention),
+            "cache_bytes": {str(length): size for length, size in self.cache_bytes.items()},
+            "caution": self.caution,
+            "methods": methods_data(self.methods),
+            "recipe": self.recipe,
+            "serving": [row.to_dict() for row in self.serving],
+            "unconverted": dict(self.source_commands),
+        }
+
+
+def rotary_data(rotary: Rotary) -> dict[str, Any]:
+    """Return a rotary encoding as JSON, as `inspect` prints it for a checkpoint or a GGUF file."""
+    return {
+        "rope_type": rotary.rope_type,
+        "parameters": dict(rotary.parameters),
+        "theta": rotary.theta,
+        "dimensions": rotary.dim,
+        "trained_length": rotary.trained_length,
+        "trained_length_from": rotary.length_origin,
+        "context_length": rotary.usable_length,
+    }
+
+
+def encoding_data(encoding: Encoding) -> dict[str, Any]:
+    """Return what `inspect` prints of any encoding, as JSON."""
+    return {
+        "description": encoding.describe(),
+        "trained_length": encoding.trained_length,
+        "context_length": encoding.usable_length,
+    }
+
+
+def methods_data(reasons: Mapping[str, str]) -> dict[str, Any]:
+    """Return as JSON which methods apply, from the reasons why others do not."""
+    return {name: {"applies": not reason, "reason": reason} for name, reason in reasons.items()}
 
 
 def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:

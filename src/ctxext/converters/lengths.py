@@ -12,7 +12,6 @@ from ctxext.files.content import as_json
 from ctxext.files.schemas import read_json_object
 from ctxext.files.strict import read_text
 from ctxext.files.tensor_files import BITS, NewTensor
-from ctxext.recipes.encodings.base import Encoding
 
 _SPACE = " \t\n\r"
 _DECODER = json.JSONDecoder()
@@ -82,24 +81,31 @@ _FOLLOWING = (
 """Values that are updated only if they equal the old context length; others may be deliberate."""
 
 
-def length_files(folder: Path, before: Encoding, after: Encoding) -> dict[str, str]:
-    """Return the new texts of the files that contain the context length, by name, if they change."""
+def length_files(folder: Path, before: int, after: int, *, is_extended: bool) -> dict[str, str]:
+    """Return the new texts of the files that contain the context length, by name, if they change.
+
+    Args:
+        folder: The source.
+        before: Its context length in config.json, in tokens.
+        after: That of the result.
+        is_extended: Whether the result is longer than the original context length.
+    """
     texts: dict[str, str] = {}
     tokenizer = _read(folder, "tokenizer_config.json")
     if tokenizer is not None and 0 < (tokenizer.get("model_max_length") or 0) < _UNLIMITED:
-        _set(folder, texts, "tokenizer_config.json", "model_max_length", after.claimed_length)
+        _set(folder, texts, "tokenizer_config.json", "model_max_length", after)
     for name, key in _FOLLOWING:
         content = _read(folder, name)
-        if content is not None and content.get(key) == before.claimed_length:
-            _set(folder, texts, name, key, after.claimed_length)
+        if content is not None and content.get(key) == before:
+            _set(folder, texts, name, key, after)
     is_sentence_encoder = False
-    if after.is_scaled or after.claimed_length != before.claimed_length:
+    if is_extended or after != before:
         # These silently truncate every text, often far below the context length, so all are updated.
         stated = read_lengths(folder)
         for name, key in stated:
-            _set(folder, texts, name, key, after.claimed_length)
+            _set(folder, texts, name, key, after)
         is_sentence_encoder = bool(stated) or read_pipeline(folder) is not None
-    old = None if is_sentence_encoder else before.claimed_length
+    old = None if is_sentence_encoder else before
     # Some versions of transformers read another file instead.
     versioned = (tokenizer or {}).get("fast_tokenizer_files")
     names = [name for name in versioned if isinstance(name, str)] if isinstance(versioned, list) else []
@@ -108,7 +114,7 @@ def length_files(folder: Path, before: Encoding, after: Encoding) -> dict[str, s
             continue
         # Padding does not change any token, so it stays.
         keys = ("truncation", "max_length")
-        if text := with_number(read_text(path), str(path), keys, after.claimed_length, old=old):
+        if text := with_number(read_text(path), str(path), keys, after, old=old):
             texts[name] = text
     return texts
 

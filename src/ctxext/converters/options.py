@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ctxext.errors import CtxextError
 from ctxext.files.length import read_words
 from ctxext.files.output_directory import OverwriteOptions
-from ctxext.options import option, original_length_option, with_documented_options
+from ctxext.options import check_options, option, original_length_option, with_documented_options
 
 CLONED, HARD, COPIED = "cloned", "hard-linked", "copied"
 LINKS: Mapping[str, tuple[str, ...]] = {
@@ -30,6 +29,8 @@ class SaveOptions(OverwriteOptions):
         "auto",
         help="How weight files are placed in OUT: auto (cloned if the file system can, else copied), reflink, hard or "
         "copy. After hard, editing the weights of OUT also edits those of SOURCE.",
+        choices=tuple(LINKS),
+        invalid='"{value}" is not a value of --link.',
     )
     digest: bool = option(False, help="Record the SHA-256 of the weights (reads all weight files).")
     check: bool = option(
@@ -39,8 +40,7 @@ class SaveOptions(OverwriteOptions):
     )
 
     def __post_init__(self) -> None:
-        if self.link not in LINKS:
-            raise CtxextError(f'"{self.link}" is not a value of --link.', hint=f"Choose {', '.join(LINKS)}.")
+        check_options(self)
 
 
 @with_documented_options
@@ -74,5 +74,5 @@ class ConvertOptions(SaveOptions):
     calibration: Calibration = Calibration()
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         read_words(self)
+        super().__post_init__()

@@ -14,7 +14,7 @@ from ctxext.checkpoint.geometry import default_length
 from ctxext.checkpoint.loading import hub_kernels
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.checkpoint.other_files import LENGTHS, VERSIONED, find_excluded_files, other_formats
-from ctxext.converters.engines import Serving, limit_of_4x, serving_of, source_commands
+from ctxext.converters.engine_support import Serving, limit_of_4x, serving_of, source_commands
 from ctxext.converters.lengths import index_files, length_files
 from ctxext.errors import CtxextError
 from ctxext.files.content import MANIFEST, same_value
@@ -23,15 +23,10 @@ from ctxext.files.output_directory import records_training
 from ctxext.files.strict import parse_json
 from ctxext.files.tensor_files import NewTensor
 from ctxext.recipes.code.own_code import CODE_FILES, runs_by_itself
-from ctxext.recipes.encodings.base import Encoding
-from ctxext.recipes.encodings.rotary import (
-    ModelConfig,
-    beyond_training,
-    model_config,
-    provenance,
-    sliding_layers_follow,
-)
-from ctxext.recipes.recipe import Recipe, describe_step, plain_config, recipe_from_dict, starting_model
+from ctxext.recipes.encodings.base import Encoding, provenance
+from ctxext.recipes.encodings.rotary import sliding_layers_follow
+from ctxext.recipes.model_config import ModelConfig, beyond_training, model_config
+from ctxext.recipes.recipe import Recipe, describe_steps, plain_config, recipe_from_dict, starting_model
 from ctxext.version import __version__
 
 _LOG = logging.getLogger(__name__)
@@ -69,7 +64,7 @@ class Plan:
         rewritten: The tensors among them that are rewritten; all others are unchanged.
         others: Files to copy unchanged, relative to the source.
         replaced: Description of the scaling removed from the source; empty if none was.
-        find_excluded_files: Files of the source that the result omits, by reason.
+        excluded_files: Files of the source that the result omits, by reason.
     """
 
     source: Checkpoint
@@ -82,7 +77,7 @@ class Plan:
     rewritten: tuple[NewTensor, ...]
     others: tuple[Path, ...]
     replaced: str
-    find_excluded_files: Mapping[str, Sequence[str]]
+    excluded_files: Mapping[str, Sequence[str]]
 
     @property
     def encoding(self) -> Encoding:
@@ -114,7 +109,7 @@ class Plan:
     @cached_property
     def cautions(self) -> tuple[str, ...]:
         """Warnings for users of the result."""
-        left = (f"omitted, because {reason}: {', '.join(files)}." for reason, files in self.find_excluded_files.items())
+        left = (f"omitted, because {reason}: {', '.join(files)}." for reason, files in self.excluded_files.items())
         replaced = [self.replaced] if self.replaced else []
         return (*replaced, *cautions_of(self.source, self.recipe, self.model), *left)
 
@@ -143,9 +138,18 @@ def make_plan(
     model = recipe.add_code(stock)
     rewritten = recipe.new_tensors(source, start)
     if not allow_shorter:
-        _check_length(source, before, start, model.encoding)
-    lengths = length_files(source.folder, before.encoding, model.encoding)
+        # An extension by ctxext may be removed; the context of the source model must not be lost silently.
+        is_ours = start is not before and provenance(source.config).get("recipe")
+        check_length(source.name, (plain_config(before) if is_ours else before).encoding, model.encoding)
+    old, new = before.encoding.claimed_length, model.encoding.claimed_length
+    lengths = length_files(source.folder, old, new, is_extended=model.encoding.is_scaled)
     texts = {**lengths, **code, **index_files(source.folder, rewritten)}
+    replaced = ""
+    if start is not before:
+        trained = f"{before.encoding.schedule_summary}, with which the weights were trained"
+        replaced = describe_replaced(
+            _describe_recorded_steps(source) or trained, before.encoding, model.encoding, inherited
+        )
     weights, others, omitted = _sort_files(source, recipe, texts, has_code=bool(before.code))
     return Plan(
         source=source,
@@ -157,8 +161,8 @@ def make_plan(
         weights=weights,
         rewritten=rewritten,
         others=others,
-        replaced="" if start is before else _describe_replaced(source, before, model.encoding, inherited),
-        find_excluded_files=omitted,
+        replaced=replaced,
+        excluded_files=omitted,
     )
 
 
@@ -177,7 +181,9 @@ def _find_start(
             f'The recipe of "{source.name}" changed weights, which cannot be restored.',
             hint=f'Start from its source "{record.get("source")}".',
         )
-    _check_original(source, before.encoding, start.encoding)
+    if before.encoding.lacks_original and not start.encoding.is_scaled:
+        factor = f"{float(before.encoding.numbers.get('factor') or 1):g}"
+        raise unknown_original_error(source.name, factor, before.encoding)
     return start, *recipe.take_over(before)
 
 
@@ -228,13 +234,16 @@ def _sort_files(
     )
 
 
-def _describe_replaced(source: Checkpoint, before: ModelConfig, after: Encoding, inherited: Mapping[str, Any]) -> str:
+def _describe_recorded_steps(source: Checkpoint) -> str:
+    """Describe the steps that ctxext recorded in a checkpoint; empty if there are none."""
+    return describe_steps((provenance(source.config).get("recipe") or {}).get("steps", []))
+
+
+def describe_replaced(removed: str, before: Encoding, after: Encoding, inherited: Mapping[str, Any]) -> str:
     """Describe the scaling that --replace-scaling removed and the parameters that the recipe inherited."""
-    steps = ", ".join(map(describe_step, (provenance(source.config).get("recipe") or {}).get("steps", [])))
-    removed = steps or f"{before.encoding.schedule_summary}, with which the weights were trained"
     parameters = ", ".join(f"{name} {value}" for name, value in inherited.items())
     remaining = f"; inherited parameters: {parameters}" if parameters else ""
-    lengths = f"from {before.encoding.usable_length} tokens to {after.usable_length}"
+    lengths = f"from {before.usable_length} tokens to {after.usable_length}"
     return f"--replace-scaling removed {removed}: {lengths}{remaining}."
 
 
@@ -246,15 +255,12 @@ def already_extended(source: Checkpoint, encoding: Encoding, *, can_replace: boo
         encoding: Its encoding.
         can_replace: Whether the command has --replace-scaling.
     """
-    record = provenance(source.config)
-    steps = (record.get("recipe") or {}).get("steps", [])
     removal = "ctxext convert MODEL OUT --method NAME --replace-scaling"
-    if steps:
-        origin = record.get("source")
+    if steps := _describe_recorded_steps(source):
+        origin = provenance(source.config).get("source")
         replace = "replace the schedule with --replace-scaling." if can_replace else f"replace the recipe: {removal}"
         return CtxextError(
-            f'"{source.name}" is already extended: {", ".join(map(describe_step, steps))} from '
-            f"{encoding.trained_length} tokens.",
+            f'"{source.name}" is already extended: {steps} from {encoding.trained_length} tokens.',
             hint=f'Start from its source "{origin}", or {replace}' if origin else replace.capitalize(),
         )
     start = "the unscaled model" if encoding.lacks_original else f"{encoding.trained_length} tokens"
@@ -268,36 +274,32 @@ def already_extended(source: Checkpoint, encoding: Encoding, *, can_replace: boo
     )
 
 
-def _check_original(source: Checkpoint, before: Encoding, plain: Encoding) -> None:
-    """Raise if the scaling is to be replaced but the original length is unknown."""
-    if before.lacks_original and not plain.is_scaled:
-        factor = float(before.numbers.get("factor") or 1)
-        guess = max(round(before.claimed_length / factor), 1)
-        raise CtxextError(
-            f'"{source.name}" is scaled by {factor:g} from an unknown original length.',
-            hint=f"Add its original length, for example --original-length {guess}.",
-        )
+def unknown_original_error(name: str, schedule: str, encoding: Encoding) -> CtxextError:
+    """Return the error for replacing a schedule, described in a few words, with an unknown original length."""
+    guess = max(round(encoding.claimed_length / float(encoding.numbers.get("factor") or 1)), 1)
+    # A list of divisors has no factor that the original length could be computed from.
+    example = f", for example --original-length {guess}" if encoding.feature == "linear" else " with --original-length"
+    return CtxextError(
+        f'"{name}" is scaled by {schedule} from an unknown original length.', hint=f"Add its original length{example}."
+    )
 
 
-def _check_length(source: Checkpoint, before: ModelConfig, start: ModelConfig, after: Encoding) -> None:
-    """Raise if the result has a shorter context than the source."""
-    # An extension by ctxext may be removed; the context of the source model must not be lost silently.
-    is_ours = start is not before and provenance(source.config).get("recipe")
-    source_encoding = (plain_config(before) if is_ours else before).encoding
-    if after.usable_length >= source_encoding.usable_length:
+def check_length(name: str, before: Encoding, after: Encoding) -> None:
+    """Raise if the result has a shorter context than the source with this name."""
+    if after.usable_length >= before.usable_length:
         return
-    claims = "declares" if source_encoding.declared_length else "supports"
+    claims = "declares" if before.declared_length else "supports"
     raise CtxextError(
-        f'"{source.name}" {claims} {source_encoding.usable_length} tokens, but the result would have '
+        f'"{name}" {claims} {before.usable_length} tokens, but the result would have '
         f"{after.usable_length}: factors apply to its original {after.trained_length}.",
-        hint=f"Use --target-length {format_length(source_encoding.usable_length)} or more, or add --allow-shorter.",
+        hint=f"Use --target-length {format_length(before.usable_length)} or more, or add --allow-shorter.",
     )
 
 
 def cautions_of(source: Checkpoint, recipe: Recipe, model: ModelConfig) -> tuple[str, ...]:
     """Return the warnings for users of a converted checkpoint; `source` may also be the result."""
     family = model.family
-    cautions = [f"{step.name}: {caution}" for step in recipe.steps if (caution := step.caution_for(model))]
+    cautions = recipe.cautions(model)
     scales = any(step.kind == "schedule" for step in recipe.steps)
     cautions += model.encoding.cautions(source.config, family, is_changed=recipe.changes_frequencies)
     length = max(model.encoding.usable_length, model.encoding.claimed_length)
@@ -325,7 +327,7 @@ def cautions_of(source: Checkpoint, recipe: Recipe, model: ModelConfig) -> tuple
         cautions.append(f"transformers 4.57 does not support this schedule for {family.model_type}: load it with 5.x.")
     if first := first_release_of_5(model):
         cautions.append(
-            f"{_FAULTS[model.encoding.carrier][1].format(family.model_type)}: load it with {first} or newer."
+            f"{_FAULTS[model.encoding.feature][1].format(family.model_type)}: load it with {first} or newer."
         )
     if family.note:
         cautions.append(f"{family.model_type}: {family.note}.")
@@ -359,13 +361,13 @@ _FAULTS = {
 
 def first_release_of_5(model: ModelConfig) -> str:
     """Return the first release of transformers 5 that reads this schedule; empty if all do."""
-    return _FAULTS[model.encoding.carrier][0] if model.family.nested_rope and model.encoding.carrier in _FAULTS else ""
+    return _FAULTS[model.encoding.feature][0] if model.family.nested_rope and model.encoding.feature in _FAULTS else ""
 
 
 def is_new_only(model: ModelConfig) -> bool:
     """Return whether transformers 4.57 does not support the family, or this schedule for it."""
     # If 4.57 validates the keys of a schedule, it also rejects a factor of 1.
-    keys = model.family.rope_scaling_keys.get(model.encoding.carrier, ())
+    keys = model.family.rope_scaling_keys.get(model.encoding.feature, ())
     return ("factor" in keys and model.encoding.numbers.get("factor") == 1) or bool(limit_of_4x(model))
 
 

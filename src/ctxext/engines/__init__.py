@@ -1,1 +1,1 @@
-"""Inference engines (vLLM and llama.cpp), and the plugin for relation maps in vLLM."""
+"""Inference engines (vLLM and llama.cpp), whose servers are started, and the plugin for relation maps in vLLM."""

@@ -1,24 +1,22 @@
-"""A GGUF file in llama.cpp, by the server of xllamacpp: its tokenizer, and greedy decoding.
+"""llama.cpp's server with a GGUF file, as xllamacpp starts it, and the tokenizer of the file.
 
-xllamacpp is optional and is imported only when the engine is used. Prompts are passed as token ids, and the common
-prefix of consecutive prompts is processed once.
+xllamacpp is optional and is imported only when the engine is used.
 """
 
-import http.client
 import json
-import math
 import secrets
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from ctxext.errors import CtxextError
 from ctxext.gguf.header import read_header
+from ctxext.server.client import Server
 
 _CACHES = {"auto": "F16", "fp16": "F16", "bf16": "BF16", "fp32": "F32"}
 """Type of keys and values by the value of --dtype."""
-_GREEDY: Mapping[str, Any] = {"samplers": ["top_k"], "top_k": 1, "n_probs": 1, "return_tokens": True}
+_GREEDY: Mapping[str, Any] = {"samplers": ["top_k"], "top_k": 1}
+"""Greedy decoding, also of a file that specifies samplers."""
 _CONTEXT_OF_TOKENIZER = 256
 
 
@@ -32,7 +30,7 @@ def llama_cpp_version() -> str:
 
 
 class LlamaCpp:
-    """llama.cpp with one GGUF file.
+    """llama.cpp's server with one GGUF file, on a free port of this machine.
 
     Args:
         path: The file, or the first of a split model's.
@@ -45,6 +43,7 @@ class LlamaCpp:
     """
 
     name = "llama.cpp"
+    has_text = True
 
     def __init__(
         self, path: Path, *, length: int, dtype: str, threads: int, arguments: Mapping[str, Any] | None = None
@@ -67,7 +66,7 @@ class LlamaCpp:
         for field, value in (arguments or {}).items():
             _set(parameters, field, value)
         try:
-            self._server = xllamacpp.Server(parameters)
+            self._process = xllamacpp.Server(parameters)
         except (RuntimeError, ValueError, OSError) as error:
             raise CtxextError(
                 f'llama.cpp cannot load "{path.name}": {_first_line(error)}',
@@ -75,9 +74,8 @@ class LlamaCpp:
             ) from error
         kinds = {str(device["type"]) for device in xllamacpp.get_device_info()}
         self.device = "gpu" if any("GPU" in kind for kind in kinds) else "cpu"
-        self._headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
-        self._place = self._server.listening_address.rpartition("/")[2]
-        self.properties = self._request("GET", "/props")
+        self.server = Server.of_started(self._process.listening_address, key, more=_GREEDY)
+        self.properties = self.server.request("GET", "props")
         self.dtype = str(self.properties["model_ftype"])
         room = self.properties["default_generation_settings"]["n_ctx"]
         if room < length:
@@ -86,43 +84,9 @@ class LlamaCpp:
                 hint="Use shorter lengths, or convert the file to longer ones.",
             )
 
-    def tokenize(self, text: str, *, add_special: bool) -> list[int]:
-        """Return the tokens of a text, with special tokens parsed by name."""
-        content = {"content": text, "add_special": add_special, "parse_special": True}
-        return list(self._request("POST", "/tokenize", content)["tokens"])
-
-    def detokenize(self, ids: Sequence[int]) -> str:
-        """Return the text of tokens, including special tokens by name."""
-        return str(self._request("POST", "/detokenize", {"tokens": list(ids)})["content"])
-
-    def write(
-        self, prompts: Sequence[Sequence[int]], rooms: Sequence[int], ends: Sequence[int] = ()
-    ) -> list[list[int]]:
-        """Continue prompts like `vllm.Engine.write`, but ignore `ends`: the file specifies the end tokens."""
-        del ends
-        return [self._generate(ids, room) for ids, room in zip(prompts, rooms, strict=True)]
-
-    def _generate(self, ids: Sequence[int], room: int) -> list[int]:
-        answer = self._request("POST", "/completion", {**_GREEDY, "prompt": list(ids), "n_predict": room})
-        # Tokens of partial characters have none.
-        scores = [entry["logprob"] for entry in answer.get("completion_probabilities", ())]
-        if not all(isinstance(score, int | float) and math.isfinite(score) for score in scores):
-            raise CtxextError("llama.cpp returned log-probabilities that are not finite.", hint="Try --dtype fp32.")
-        new = answer["tokens"][: -1 if answer["stop_type"] == "eos" else None]
-        return list(new[:room])  # The server completes the last character.
-
     def close(self) -> None:
-        """Stop the server and free its memory."""
-        del self._server
-
-    def _request(self, method: str, path: str, content: Mapping[str, Any] | None = None) -> Any:
-        # The server closes idle connections after seconds.
-        with closing(http.client.HTTPConnection(self._place)) as connection:
-            connection.request(method, path, None if content is None else json.dumps(content), self._headers)
-            answer = json.loads(connection.getresponse().read())
-        if "error" in answer:
-            raise CtxextError(f'llama.cpp {self.version} failed with "{self.path.name}": {answer["error"]["message"]}')
-        return answer
+        """Stop the server and free its memory; further calls have no effect."""
+        self._process = None
 
 
 class LlamaTokenizer:
@@ -133,20 +97,21 @@ class LlamaTokenizer:
         self.chat_template = read_header(engine.path).get("tokenizer.chat_template")
 
     def __call__(self, text: str | list[str], *, add_special_tokens: bool = True, verbose: bool = True) -> Any:
-        """Return the `input_ids` of a text or of several texts."""
+        """Return the `input_ids` of a text or of several texts, with special tokens parsed by name."""
         del verbose
-        if isinstance(text, str):
-            return {"input_ids": self.engine.tokenize(text, add_special=add_special_tokens)}
-        return {"input_ids": [self.engine.tokenize(part, add_special=add_special_tokens) for part in text]}
+        if not isinstance(text, str):
+            return {"input_ids": [self(part, add_special_tokens=add_special_tokens)["input_ids"] for part in text]}
+        content = {"content": text, "add_special": add_special_tokens, "parse_special": True}
+        return {"input_ids": self.engine.server.request("POST", "tokenize", content)["tokens"]}
 
     def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
         """Return the text of each token."""
-        return [self.engine.detokenize([token]) for token in ids]
+        return [self.decode([token]) for token in ids]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Return the text of tokens."""
+        """Return the text of tokens, including special tokens by name."""
         del skip_special_tokens  # llama.cpp ends an answer before its end token.
-        return self.engine.detokenize(ids)
+        return str(self.engine.server.request("POST", "detokenize", {"tokens": list(ids)})["content"])
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, str]], *, tokenize: bool, **more: Any) -> str:
         """Render a conversation as one text, by the template in the file."""

@@ -86,7 +86,7 @@ class SingleRows:
         count = -(-request.length // layout.tokens)
         scores = queries.new_full((*queries.shape[:2], count * layout.tokens), -torch.inf, dtype=torch.float32)
         for number, (name, low, high) in enumerate(parts):
-            rotates = name == "far" and low < high and rules.turns_keys and level > 0
+            rotates = name == "far" and low < high and rules.rotates_keys and level > 0
             rotated = request.rotated if rotates else None
             if rotated is not None:
                 self.store_rotated(method, call, rules, level, request, -(-high // layout.tokens))
@@ -187,7 +187,7 @@ def compute_waves(
     level, low, high = span
     is_first = torch.arange(len(partner), device=partner.device) <= partner
     probe = torch.stack([is_first, ~is_first]).float()[None, :, None].expand(-1, -1, high - low, -1)
-    of_first, of_rest = method.turned_keys(call, rules, probe, low, level)[0]
+    of_first, of_rest = method.rotate_far_keys(call, rules, probe, low, level)[0]
     return [torch.where(is_first, of_first, of_rest), torch.where(is_first, of_rest, of_first)]
 
 
@@ -394,4 +394,4 @@ def _attend_row(
 ) -> tuple[torch.Tensor, None]:
     """Compute the attention of one row over all keys, as the inner attention of a relation map."""
     scores = parts.product(query, key.mT) * options["scaling"]
-    return parts.softmaxed(scores, value, mask, (0, 1), key.shape[2] - 1, None, options)[0], None
+    return parts.apply_softmax(scores, value, mask, (0, 1), key.shape[2] - 1, None, options)[0], None

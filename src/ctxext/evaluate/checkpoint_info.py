@@ -14,7 +14,7 @@ from ctxext.errors import CtxextError
 from ctxext.files.content import sha256_of
 from ctxext.gguf.model import open_gguf
 from ctxext.recipes.encodings.base import provenance
-from ctxext.recipes.recipe import describe_step
+from ctxext.recipes.recipe import describe_steps
 
 _DIGESTED = (".json", ".model", ".py", ".txt", ".jinja", ".tiktoken", ".safetensors", ".bin", ".pt", ".pth")
 _NOT_DIGESTED = ("ctxext.json", "generation_config.json", "report.json")
@@ -79,7 +79,7 @@ class CheckpointInfo:
             "kind": self.kind,
             "model_type": self.checkpoint.config.get("model_type"),
             "recipe": origin.get("recipe"),
-            "summary": ", ".join(describe_step(step) for step in steps) or "stock",
+            "summary": describe_steps(steps) or "stock",
             "is_finetuned": bool(origin.get("finetune")),
             "source": self.source,
             "trained_length": self.trained_length,
@@ -163,7 +163,7 @@ def _make_names_unique(names: Sequence[tuple[str, str]]) -> list[str]:
 def info_of(name: str, checkpoint: Checkpoint) -> CheckpointInfo:
     """Read the facts about a checkpoint's context from its files."""
     from ctxext.checkpoint.families import family_of
-    from ctxext.recipes.encodings.rotary import is_readable, model_config
+    from ctxext.recipes.model_config import is_readable, model_config
 
     names = {path.name for path in checkpoint.files}
     if not names & set(_TOKENIZERS) and not any(path.suffix == ".tiktoken" for path in checkpoint.files):

@@ -6,11 +6,11 @@ from typing import Any
 
 from ctxext.checkpoint.loading import choose_dtype
 from ctxext.engines.arguments import check_arguments
-from ctxext.engines.server import ServerOptions
 from ctxext.engines.vllm import ENGINE_NAMES
 from ctxext.errors import CtxextError
 from ctxext.files.strict import parse_json
 from ctxext.options import HubOptions, option, with_documented_options
+from ctxext.server.client import ServerOptions
 
 SERVER = "server"
 """The engine of a running server."""

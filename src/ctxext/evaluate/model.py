@@ -261,32 +261,7 @@ class LoadedModel:
         """Release resources other than memory; there are none here."""
 
 
-@dataclass(frozen=True)
-class GeneratingModel(LoadedModel):
-    """A model in another program, which only generates answers."""
-
-    def generate(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Return the generated tokens of each prompt."""
-        raise NotImplementedError
-
-    def may_share(self, common: int, length: int) -> bool:
-        """Return False: the program manages its prompt cache."""
-        return False
-
-    def write(
-        self, questions: Sequence[Sequence[Prompt]], depths: Sequence[int]
-    ) -> Iterator[tuple[int, list[list[int]]]]:
-        """Generate all answers in one call, with prompts of a common prefix next to each other."""
-        written = self.generate([question[depth] for question in questions for depth in depths])
-        for place, depth in enumerate(depths):
-            yield depth, written[place :: len(depths)]
-
-    def close(self) -> None:
-        """Close the connection to the program, or shut it down."""
-        self.model.close()
-
-
-def make_ready(
+def wrap_model(
     name: str,
     model: Any,
     tokenizer: Any,
@@ -329,7 +304,7 @@ def load_model(info: CheckpointInfo, loading: Loading) -> LoadedModel:
         )
     tokenizer = load_tokenizer(info, loading)
     guard_vocabulary(model, tokenizer)
-    return make_ready(info.name, model, tokenizer, chat_template=loading.chat_template, kind=info.kind, pooler=pooler)
+    return wrap_model(info.name, model, tokenizer, chat_template=loading.chat_template, kind=info.kind, pooler=pooler)
 
 
 def open_pooler(info: CheckpointInfo) -> Pooler:

@@ -12,7 +12,7 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo, GgufInfo, info_of, open_gguf_infos, open_infos
 from ctxext.evaluate.loading import SERVER
 from ctxext.evaluate.settings import Settings, lengths_of
-from ctxext.evaluate.tasks.base import Reading, RetrievalTask
+from ctxext.evaluate.tasks.base import DocumentPlan, RetrievalTask
 from ctxext.evaluate.tasks.longppl import LongPerplexity
 from ctxext.evaluate.tasks.perplexity import Short
 from ctxext.evaluate.tasks.registry import DEFAULTS, TASKS
@@ -87,7 +87,7 @@ def plans_of(infos: Sequence[CheckpointInfo], settings: Settings, loading: "Load
     """Plan the work for open checkpoints, as `plan_questions` does."""
     from ctxext.data.encoding import Encoder
     from ctxext.evaluate.model import load_tokenizer
-    from ctxext.evaluate.served import check_served
+    from ctxext.evaluate.serving import check_served
     from ctxext.evaluate.tasks.retrieval import check_fits
 
     infos, sources = _with_sources(infos, opens=Short.name in settings.tasks)
@@ -200,7 +200,7 @@ def _plan_documents(
 ) -> "tuple[Work, ...]":
     """Return the work on documents: the same documents for every model, cut to the model's lengths."""
     kinds = kinds_of_text(settings.data)
-    reading = Reading(
+    document_plan = DocumentPlan(
         kind=info.kind,
         encoder=encoder,
         lengths=lengths,
@@ -213,11 +213,11 @@ def _plan_documents(
         evaluator=settings.evaluator,
         key_tokens=settings.key_tokens,
     )
-    separate = [dataclasses.replace(reading, data=(place,), text=name) for name, place in kinds.items()]
+    separate = [dataclasses.replace(document_plan, data=(place,), text=name) for name, place in kinds.items()]
     return tuple(
         work
         for task in tasks
-        for documents in (separate if TASKS[task].separates_texts else [reading])
+        for documents in (separate if TASKS[task].separates_texts else [document_plan])
         for work in TASKS[task].documents_to_read(documents)
     )
 

@@ -8,13 +8,13 @@ from typing import Any, TypeGuard
 from ctxext.errors import CtxextError
 from ctxext.evaluate.report.report import explain_malformed
 from ctxext.evaluate.tasks.base import Key, Record, keys_of
-from ctxext.files.content import keys_that_differ, open_regular
+from ctxext.files.content import open_regular
+from ctxext.files.resuming import check_same_settings
 from ctxext.files.schemas import MODEL_RECORD, RECORD, check_schema
 from ctxext.files.strict import parse_json
 
 _NAME = "cells.jsonl"
 _PATTERN = "cells*.jsonl"
-_COMPARED = ("settings", "loading", "models", "versions")
 
 
 class ResultsLog:
@@ -137,27 +137,20 @@ def _check_header(folder: Path, header: dict[str, Any]) -> None:
             f'"{folder}" cannot be resumed: the first line of {_NAME}, with its settings, is missing or damaged.',
             hint="Use another --out, or replace the results with --overwrite.",
         )
-    mismatches = [mismatch for part in _COMPARED for mismatch in _list_differences(part, old, header)]
-    if mismatches:
-        raise CtxextError(
-            f'"{folder}" cannot be resumed, because this run differs: {"; ".join(mismatches[:3])}.',
-            hint="Repeat the command that wrote it, or use another --out.",
-        )
+    check_same_settings(folder, *_list_settings(old, header))
 
 
-def _list_differences(part: str, old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    if part == "models":
-        old_models = {model["name"]: model for model in old.get(part) or []}
-        models = {model["name"]: model for model in new[part]}
-        if old_models.keys() != models.keys():
-            return [f"models {', '.join(old_models) or 'none'}, now {', '.join(models)}"]
-        return [f'model "{name}" has changed' for name in keys_that_differ(old_models, models)]
-    before, after = old.get(part) or {}, new[part]
+def _list_settings(*headers: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what must be the same in headers, by name; of each model only if all headers have it."""
+    models = [{model["name"]: model for model in header.get("models") or []} for header in headers]
+    common = set.intersection(*map(set, models))
     return [
-        f"{key} {_format_value(before.get(key))}, now {_format_value(after.get(key))}"
-        for key in keys_that_differ(before, after)
+        {
+            **(header.get("settings") or {}),
+            **(header.get("loading") or {}),
+            "models": sorted(by_name),
+            **{f'model "{name}"': by_name[name] for name in by_name if name in common},
+            **(header.get("versions") or {}),
+        }
+        for header, by_name in zip(headers, models, strict=True)
     ]
-
-
-def _format_value(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -3,13 +3,13 @@
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctxext.checkpoint.families import FAMILIES, read
+from ctxext.checkpoint.durations import cost_of, format_duration
 from ctxext.checkpoint.loading import choose_device, fast_cpu_dtype
 from ctxext.errors import CtxextError
 from ctxext.evaluate.plan import ModelPlan, default_tasks, plan_questions
@@ -30,10 +30,7 @@ if TYPE_CHECKING:
     from ctxext.evaluate.model import LoadedModel, Loading
     from ctxext.evaluate.tasks.base import Key, Record, Work
 
-_UNIT = 64
-_MINUTE = 60
-_LONG = 10 * _MINUTE
-_USUAL_BREAK_EVEN = 8192
+_LONG = 600
 _UNSEEN = 1.5
 """Factor for the time of prompts of a new length, because relation maps are slower beyond the old context."""
 
@@ -82,7 +79,7 @@ def evaluate(
     if not settings.tasks:
         settings = dataclasses.replace(settings, tasks=default_tasks(sources, loading))
     if loading.engine != "transformers":
-        from ctxext.evaluate.served import check_tasks
+        from ctxext.evaluate.serving import check_tasks
 
         check_tasks(settings.tasks, settings.harness, loading, processes.num_processes())
         settings = dataclasses.replace(settings, generate=True)
@@ -93,7 +90,7 @@ def evaluate(
     def load(entry: ModelPlan) -> "LoadedModel":
         if loading.engine == "transformers":
             return load_model(entry.info, loading)
-        from ctxext.evaluate.served import load_served
+        from ctxext.evaluate.serving import load_served
 
         return load_served(entry.info, loading, (*entry.lengths, entry.longest_prompt))
 
@@ -256,7 +253,7 @@ def _list_lengths_read(keys: "set[Key]", loaded: "LoadedModel") -> list[int]:
 
 
 def _make_header(plans: Sequence[ModelPlan], settings: Settings, loading: "Loading") -> dict[str, Any]:
-    from ctxext.evaluate.served import engine_versions
+    from ctxext.evaluate.serving import engine_versions
 
     hidden = ("token", "server", *(("engine", "engine_arguments") if loading.engine == "transformers" else ()))
     options = {key: value for key, value in dataclasses.asdict(loading).items() if key not in hidden}
@@ -343,29 +340,3 @@ class Meter:
         if self.progress is not None:
             share = (self.clock() - self.started) / (self.end - self.started)  # 0 without an end.
             self.progress(label, max(self.reached, int(share * self.total)), self.total)
-
-
-def cost_of(config: Mapping[str, Any]) -> Callable[[int], int]:
-    """Return a function that computes the cost of a prompt from its length; tokens of long prompts cost more."""
-    at = break_even(config)
-    return lambda length: 1 + round(length * (1 + length / at) / _UNIT)
-
-
-def break_even(config: Mapping[str, Any]) -> float:
-    """Compute the prompt length where attention scores cost as much as all other operations."""
-    family = FAMILIES.get(str(config.get("model_type")))
-    keys = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size")
-    sizes = [read(config, family, key) if family else None for key in keys]
-    hidden, heads, key_heads, head_dim, wide = (size if isinstance(size, int) else None for size in sizes)
-    if not hidden or not heads or not head_dim:
-        return _USUAL_BREAK_EVEN
-    wide = wide or 4 * hidden
-    return hidden * (2 * (heads + (key_heads or heads)) * head_dim + 3 * wide) / (heads * head_dim)
-
-
-def format_duration(seconds: float) -> str:
-    """Format a time in seconds, minutes or hours."""
-    if seconds < 2 * _MINUTE:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / _MINUTE)
-    return f"{minutes} min" if minutes < 2 * _MINUTE else f"{minutes / _MINUTE:.1f} h"

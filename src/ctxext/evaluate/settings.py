@@ -19,7 +19,17 @@ from ctxext.evaluate.tasks.registry import DEFAULTS, NAMES, RETRIEVAL_TASKS, TAS
 from ctxext.evaluate.tasks.ruler_files import read_essays, read_hotpot, read_squad, read_words
 from ctxext.files.content import sha256_of
 from ctxext.files.length import read_words as read_length_words
-from ctxext.options import check_numbers, flag_of, option, original_length_option, with_documented_options
+from ctxext.options import (
+    Rule,
+    check_options,
+    count_option,
+    flag_of,
+    is_set,
+    option,
+    original_length_option,
+    seed_option,
+    with_documented_options,
+)
 
 _TASKS, _RUN = "Task options", "Execution"
 _FILES: Mapping[str, tuple[str, Callable[[Path], Any]]] = {
@@ -31,6 +41,23 @@ _FILES: Mapping[str, tuple[str, Callable[[Path], Any]]] = {
     "words": ("words", read_words),
 }
 """Options with files, each with the name of its content in `RetrievalTask.with_options` and the function to read it."""
+
+
+def _find_unused_option(settings: "Settings") -> tuple[str, str] | None:
+    """Return the flag of an option that no task uses, and a task that does."""
+    unused = (name for name in USERS if is_set(settings, name) and not settings.uses(name))
+    return next(((flag_of(type(settings), name), USERS[name]) for name in unused), None)
+
+
+def _find_missing_folder(settings: "Settings") -> Path | None:
+    folder = None if settings.key_tokens is None else settings.key_tokens.parent
+    return None if folder is None or folder.is_dir() else folder
+
+
+def find_length_above_target(options: Any) -> int | None:
+    """Return the longest prompt length of options with a target length, if it is above the target."""
+    longest = max(options.lengths, default=0)
+    return longest if longest > options.target_length else None
 
 
 @with_documented_options
@@ -62,19 +89,30 @@ class Settings:
         kind="depths",
         shown="5",
     )
-    samples: int = option(20, help="Number of questions per length and depth, and of documents.", min=1)
-    seed: int = option(0, help="Random seed.")
+    samples: int = count_option(20, help="Number of questions per length and depth, and of documents.")
+    seed: int = seed_option()
     allow_beyond: bool = option(False, help="Also evaluate beyond a model's context length.")
     original_length: int | None = original_length_option()
-    num_needles: int = option(
+    num_needles: int = count_option(
         4,
         help="needle, kv, documents: facts hidden in each text; one pass over it covers that many depths.",
         panel=_TASKS,
         flags=("--needles",),
-        min=1,
     )
-    kv_ids: str = option("uuid", help="kv: uuid, as in the paper, or number.", panel=_TASKS)
-    filler: str = option("prose", help="needle: prose, or same: only sentences like the needle.", panel=_TASKS)
+    kv_ids: str = option(
+        "uuid",
+        help="kv: uuid, as in the paper, or number.",
+        panel=_TASKS,
+        choices=("uuid", "number"),
+        hint="Use --kv-ids uuid or --kv-ids number.",
+    )
+    filler: str = option(
+        "prose",
+        help="needle: prose, or same: only sentences like the needle.",
+        panel=_TASKS,
+        choices=("prose", "same"),
+        hint="Use --filler prose or --filler same.",
+    )
     repeat_question: bool = option(False, help="Put the question before the text too.", panel=_TASKS)
     reason: bool = option(
         False, help="graphwalks: let the model reason before its answer, up to 1024 tokens.", panel=_TASKS
@@ -99,7 +137,9 @@ class Settings:
         "Separate several with commas (prose.txt,code.jsonl); perplexity reports each one.",
         panel=_TASKS,
     )
-    stride: int | None = option(None, help="perplexity: stride of an additional sliding window.", panel=_TASKS, min=1)
+    stride: int | None = option(
+        None, help="perplexity: stride of an additional sliding window.", panel=_TASKS, min=1, parser_checks=True
+    )
     evaluator: str | None = option(
         None,
         help="longppl: long-context model that picks the key tokens.",
@@ -117,8 +157,38 @@ class Settings:
         kind="names",
     )
     generate: bool = option(False, help="Generate every answer: slower, with the same results.", panel=_RUN)
-    batch_size: int | None = option(
-        None, help="Prompts per batch. Default: as many as fit into memory.", panel=_RUN, min=1
+    batch_size: int | None = count_option(
+        None, help="Prompts per batch. Default: as many as fit into memory.", panel=_RUN
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda settings: next((task for task in settings.tasks if task not in TASKS), None),
+            'Unknown task "{found}".',
+            f"Tasks: {', '.join(NAMES)}.",
+        ),
+        Rule(
+            _find_unused_option,
+            "No selected task uses {found[0]}.",
+            "Add --task {found[1]}, or omit {found[0]}.",
+        ),
+        Rule(
+            lambda settings: "longppl" in settings.tasks and not settings.has_evaluator,
+            'The task "longppl" needs an evaluator.',
+            "Add a long-context model: --evaluator MODEL, or --key-tokens FILE of an earlier run.",
+        ),
+        Rule(_find_missing_folder, 'There is no folder "{found}".', "Use another --key-tokens."),
+        Rule(lambda settings: not settings.depths, "--depths is empty.", "Add at least one depth with --depths."),
+        Rule(
+            lambda settings: any(not 0 <= depth <= 1 for depth in settings.depths),
+            "A depth is not between 0 and 100 %.",
+            "For example: --depths 0,50,100.",
+        ),
+        Rule(
+            lambda settings: settings.filler == "same" and settings.haystack,
+            "--filler same cannot be combined with --haystack.",
+            "Omit one of them.",
+        ),
     )
 
     def __post_init__(self) -> None:
@@ -128,38 +198,19 @@ class Settings:
             object.__setattr__(self, "depths", parse_depths(depths))
         if self.key_tokens is not None:
             object.__setattr__(self, "key_tokens", Path(self.key_tokens))
-        check_numbers(self)
         object.__setattr__(self, "tasks", expand_groups(self.tasks))
-        for task in self.tasks:
-            if task not in TASKS:
-                raise CtxextError(f'Unknown task "{task}".', hint=f"Tasks: {', '.join(NAMES)}.")
-        for name, user in USERS.items():
-            if getattr(self, name) != getattr(type(self), name) and not self.uses(name):
-                flag = flag_of(type(self), name)
-                raise CtxextError(f"No selected task uses {flag}.", hint=f"Add --task {user}, or omit {flag}.")
-        if "longppl" in self.tasks and not self.evaluator and not (self.key_tokens and self.key_tokens.exists()):
-            raise CtxextError(
-                'The task "longppl" needs an evaluator.',
-                hint="Add a long-context model: --evaluator MODEL, or --key-tokens FILE of an earlier run.",
-            )
-        if self.key_tokens is not None and not self.key_tokens.parent.is_dir():
-            raise CtxextError(f'There is no folder "{self.key_tokens.parent}".', hint="Use another --key-tokens.")
+        check_options(self)
         for place in kinds_of_text(self.data).values():
             if place is not None:
                 check_place(place)
         for entry in self.retrieval_tasks(read=False):
             if isinstance(entry, PublishedTask):
                 entry.find_folder()
-        if not self.depths:
-            raise CtxextError("--depths is empty.", hint="Add at least one depth with --depths.")
-        if any(not 0 <= depth <= 1 for depth in self.depths):
-            raise CtxextError("A depth is not between 0 and 100 %.", hint="For example: --depths 0,50,100.")
-        if self.kv_ids not in ("uuid", "number"):
-            raise CtxextError(f'Unknown --kv-ids "{self.kv_ids}".', hint="Use --kv-ids uuid or --kv-ids number.")
-        if self.filler not in ("prose", "same"):
-            raise CtxextError(f'Unknown --filler "{self.filler}".', hint="Use --filler prose or --filler same.")
-        if self.filler == "same" and self.haystack:
-            raise CtxextError("--filler same cannot be combined with --haystack.", hint="Omit one of them.")
+
+    @property
+    def has_evaluator(self) -> bool:
+        """Whether key tokens can be chosen, or were chosen by an earlier run."""
+        return bool(self.evaluator) or (self.key_tokens is not None and self.key_tokens.exists())
 
     def uses(self, option: str) -> bool:
         """Return whether a task uses an option, or could while the tasks are unknown; all use those of no task."""

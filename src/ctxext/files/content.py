@@ -78,12 +78,6 @@ def same_value(old: Any, new: Any) -> bool:
     return bool(old == new or (old != old and new != new))
 
 
-def keys_that_differ(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return the keys with different values in a record and in new content, compared as JSON."""
-    new = json.loads(json.dumps(new))
-    return [key for key in {**old, **new} if old.get(key) != new.get(key)]
-
-
 def stamp_of(path: Path) -> list[int]:
     """Return a file's size and modification time in nanoseconds, to detect an edit without reading the file."""
     status = path.stat()

@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import ipaddress
 import socket
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -11,10 +12,26 @@ from typing import Any
 _KERNEL_LOADERS = ("get_kernel", "load_kernel", "get_local_kernel", "get_locked_kernel")
 """Functions of the package `kernels` that download a kernel, or load one that was downloaded earlier."""
 
+_LOCK = threading.Lock()
+_CONTEXTS = list[object]()
+"""The contexts that have not ended: those of two threads may overlap."""
+_CHANGES = ExitStack()
+"""Undoes the changes of the first of them."""
+
+
+class _OfflineFlag:
+    """True until all contexts have ended.
+
+    Some packages copy the flag as they are imported (`datasets.config`), and a copied True would remain.
+    """
+
+    def __bool__(self) -> bool:
+        return bool(_CONTEXTS)
+
 
 @contextmanager
 def forbid_network(*, kernels: bool = False) -> Iterator[None]:
-    """Forbid downloads, and native kernels of the Hub, by whichever library.
+    """Forbid downloads, and native kernels of the Hub, by whichever library, in the whole process.
 
     Every import of a package that may fetch anything is in this context (`tests/test_architecture.py`).
 
@@ -24,8 +41,23 @@ def forbid_network(*, kernels: bool = False) -> Iterator[None]:
     if kernels:
         yield
         return
+    context = object()
+    with _LOCK:
+        if not _CONTEXTS:
+            _CHANGES.enter_context(replace_attributes(_list_changes()))
+        _CONTEXTS.append(context)
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _CONTEXTS.remove(context)
+            if not _CONTEXTS:
+                _CHANGES.close()
+
+
+def _list_changes() -> list[tuple[Any, str, Any]]:
+    """Return the attributes that forbid downloads, with their values."""
     import huggingface_hub.constants
-    import huggingface_hub.utils
 
     look_up = socket.getaddrinfo
 
@@ -34,17 +66,13 @@ def forbid_network(*, kernels: bool = False) -> Iterator[None]:
             raise socket.gaierror(socket.EAI_FAIL, f'"{host}" is not contacted.')
         return look_up(host, *args, **options)
 
-    changes = [(socket, "getaddrinfo", look_up_locally), (huggingface_hub.constants, "HF_HUB_OFFLINE", True)]
+    changes: list[tuple[Any, str, Any]] = [(socket, "getaddrinfo", look_up_locally)]
+    if not huggingface_hub.constants.HF_HUB_OFFLINE:
+        changes.append((huggingface_hub.constants, "HF_HUB_OFFLINE", _OfflineFlag()))
     if importlib.util.find_spec("kernels") is not None:
         package = importlib.import_module("kernels")
         changes += [(package, name, refuse_download) for name in _KERNEL_LOADERS]
-    # In version 0 of the client, each session is online or offline from its start.
-    reset = getattr(huggingface_hub.utils, "reset_sessions", lambda: None)
-    with ExitStack() as stack:
-        stack.callback(reset)
-        stack.enter_context(replace_attributes(changes))
-        reset()
-        yield
+    return changes
 
 
 def refuse_download(name: Any, *_: Any, **__: Any) -> Any:

@@ -10,7 +10,8 @@ from ctxext.finetune.options import TrainingOptions
 from ctxext.recipes.code.layout import depends_on_prompt
 from ctxext.recipes.code.method import CodeMethod
 from ctxext.recipes.code.own_code import needs_code, runs_only_own_code
-from ctxext.recipes.encodings.rotary import ModelConfig, model_config, provenance
+from ctxext.recipes.encodings.base import provenance
+from ctxext.recipes.model_config import ModelConfig, model_config
 from ctxext.recipes.recipe import recipe_from_dict
 from ctxext.recipes.registry import method_named
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from ctxext.data.encoding import Encoder
 from ctxext.data.records import HELD_OUT, check_place, read_records
@@ -23,7 +23,7 @@ from ctxext.files.content import sha256_of
 from ctxext.files.offline import forbid_network
 from ctxext.finetune.chats import COMPLETION, FORMATS, MESSAGES, PROMPT, TEXT, BadRecord, ChatReader, RecordReader
 from ctxext.finetune.options import TrainingOptions
-from ctxext.options import option, with_documented_options
+from ctxext.options import Rule, check_options, option, with_documented_options
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -113,6 +113,7 @@ class TrainingData:
         help="Format of the records: auto, text, chat, prompt-completion, sharegpt or alpaca.",
         flags=("--format",),
         panel=_DATA,
+        choices=tuple(FORMATS),
     )
     text_field: str = option("text", help="Field with the text.", panel=_DATA, advanced=True)
     # None for the held-out split.
@@ -126,6 +127,34 @@ class TrainingData:
     )
     records: tuple[Mapping[str, Any], ...] = ()
 
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda data: not data.words and not data.records,
+            "--data is missing.",
+            "Pass a file, or --data demo for generated documents.",
+        ),
+        Rule(
+            lambda data: data.words and data.records,
+            "Data must be named or in memory, not both.",
+            "Pass words or records.",
+        ),
+        Rule(
+            lambda data: any(source.data == DEMO and not source.is_local for source in data.sources()),
+            f"--data {DEMO} cannot be mixed with other data.",
+            "Train on one, then on the other.",
+        ),
+        Rule(
+            lambda data: len({source.weight is None for source in data.sources()}) > 1,
+            "Only some of --data have a weight.",
+            "Give each one a weight, for example --data a.jsonl:0.7.",
+        ),
+        Rule(
+            lambda data: len(data.sources()) > 1 and data.sources()[0].weight is None and data.streamed,
+            '"{found}" is streamed, so its size is unknown.',
+            "Give each --data a weight.",
+        ),
+    )
+
     @property
     def is_demo(self) -> bool:
         """Whether documents are generated."""
@@ -137,33 +166,21 @@ class TrainingData:
             return [Source(f"{len(self.records)} record{'s' * (len(self.records) > 1)}", records=self.records)]
         return [] if self.is_demo else [parse_source(word) for word in self.words]
 
+    @property
+    def streamed(self) -> str | None:
+        """The first data set that is not in local files; None if there is none."""
+        return next((source.data for source in self.sources() if not source.is_local), None)
+
     def reader(self, options: TrainingOptions) -> DocumentReader:
         """Return the function that reads the documents with a tokenizer; raise if sources cannot be mixed."""
-        if not self.words and not self.records:
-            raise CtxextError("--data is missing.", hint="Pass a file, or --data demo for generated documents.")
-        if self.words and self.records:
-            raise CtxextError("Data must be named or in memory, not both.", hint="Pass words or records.")
-        if self.record_format not in FORMATS:
-            raise CtxextError(f'Unknown --format "{self.record_format}".', hint=f"Choose {', '.join(FORMATS)}.")
-        sources = self.sources()
-        if any(source.data == DEMO and not source.is_local for source in sources):
-            raise CtxextError(
-                f"--data {DEMO} cannot be mixed with other data.", hint="Train on one, then on the other."
-            )
+        check_options(self)
         if self.is_demo and options.epochs:
             raise CtxextError("--data demo is endless and cannot be combined with --epochs.", hint="Use --steps.")
-        remote = next((source.data for source in sources if not source.is_local), None)
-        if remote is not None and options.epochs:
+        if self.streamed and options.epochs:
             raise CtxextError("--epochs needs local files: streamed data is not read to its end.", hint="Use --steps.")
         if self.is_demo:
             return functools.partial(_generate_documents, options)
-        if len({source.weight is None for source in sources}) > 1:
-            raise CtxextError(
-                "Only some of --data have a weight.", hint="Give each one a weight, for example --data a.jsonl:0.7."
-            )
-        if remote and len(sources) > 1 and sources[0].weight is None:
-            raise CtxextError(f'"{remote}" is streamed, so its size is unknown.', hint="Give each --data a weight.")
-        for source in sources if not self.records else ():
+        for source in self.sources() if not self.records else ():
             check_place(source.data)
         return functools.partial(Documents, self, options)
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from ctxext.checkpoint.durations import count_work, estimate_seconds
 from ctxext.checkpoint.head import positions_at_once
 from ctxext.files.offline import forbid_network
 from ctxext.files.processes import forget_peak, peak_memory, total_memory
@@ -103,21 +104,26 @@ _MMAP_THRESHOLD, _BLOCK = -3, 1 << 20
 
 
 class Cost:
-    """Work and logit memory of a sequence, computed from shapes, if the loss counts a share of its tokens."""
+    """Work and logit memory of a sequence, computed from shapes, if the loss counts a share of its tokens.
+
+    Attributes:
+        per_token: Multiplications of a token with weights.
+        even: Length of a sequence for which causal attention has as many multiplications.
+    """
 
     def __init__(self, model: Any, options: TrainingOptions, learned_share: float) -> None:
         config = model.config.get_text_config(decoder=True)
         self.vocabulary, self.learned_share = int(config.vocab_size), learned_share
         self.rows = options.micro_batch
-        self.width = int(config.num_hidden_layers * config.hidden_size)
         embedding = int(model.get_input_embeddings().weight.numel())
         num_linear = sum(weight.numel() for weight in model.parameters()) - embedding
         self.per_token = int(num_linear) + int(learned_share * embedding)
+        self.even = self.per_token / (config.num_hidden_layers * config.hidden_size)
         self.piece = positions_at_once(model, options.piece)
 
     def work(self, length: int) -> float:
-        """Count the multiplications of a sequence, up to a factor: through the weights, and causal attention."""
-        return length * (self.per_token + self.width * length)
+        """Return the work of a sequence, in that of a token without attention."""
+        return count_work(length, self.even)
 
     def logit_bytes(self, length: int) -> int:
         """Return the memory, in bytes, of the logits that exist at once."""
@@ -225,25 +231,25 @@ def plan_training(
     revision: str | None = None,
     token: str | None = None,
     merge: bool = True,
-    tell: Callable[[str], None] | None = None,
+    notify: Callable[[str], None] | None = None,
 ) -> Plan:
     """Read the data, run a few short steps, and estimate the cost of the training; write nothing."""
     base, options = open_model(model, options, revision, token)
     with tempfile.TemporaryDirectory(prefix="ctxext-dry-run-") as folder:
-        ready = prepare(base, Path(folder), read_documents, options, merge=merge, tell=tell)
+        ready = prepare(base, Path(folder), read_documents, options, merge=merge, notify=notify)
         options = ready.options
         num_tokens = count_tokens(ready.report, options)
         full = options.sequence_length
         longer = max(2, min(full // _SHARE_MEASURED, _MOST_MEASURED))
         masked_share = MASKED_SHARE if base.is_masked else 1.0
         cost = Cost(ready.model, options, learned_share=masked_share * ready.report.num_learned / num_tokens)
-        if tell:
-            tell(f"measuring: two steps of {longer // 2:,} tokens, then two of {longer:,}")
+        if notify:
+            notify(f"measuring: two steps of {longer // 2:,} tokens, then two of {longer:,}")
         measured = _measure(ready, (longer // 2, longer), cost, Path(folder))
     at_once = ready.arguments.world_size * options.micro_batch
     rounds = math.ceil(options.batch_size / at_once)
     per_step = {
-        length: rounds * measured.seconds * (full // length) * cost.work(length) / cost.work(longer)
+        length: rounds * estimate_seconds([length] * (full // length), (longer, measured.seconds), cost.work)
         for length in set(map(options.length_of_step, range(options.steps)))
     }
     return Plan(

@@ -29,7 +29,7 @@ from ctxext.finetune.attention import attend_by_document
 from ctxext.finetune.base import Base
 from ctxext.finetune.options import TrainingOptions
 from ctxext.recipes.code.staging import stage_checkpoint
-from ctxext.recipes.encodings.rotary import provenance
+from ctxext.recipes.encodings.base import provenance
 from ctxext.recipes.recipe import plain_config
 
 with forbid_network():

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
+from typing import Any, ClassVar
 
 from ctxext.errors import CtxextError
 from ctxext.files.content import Progress
@@ -13,30 +13,21 @@ from ctxext.files.length import read_words
 from ctxext.files.output_directory import OverwriteOptions
 from ctxext.files.strict import parse_yaml
 from ctxext.options import (
+    MAX_COUNT,
     HubOptions,
-    check_numbers,
+    Rule,
+    check_options,
+    is_set,
     option,
-    option_name,
     original_length_option,
+    seed_option,
     with_documented_options,
 )
 
-_CHOICES = {
-    "pack": ("off", "run-on", "restart"),
-    "positions": ("full", "pose"),
-    "schedule": ("cosine", "linear", "constant"),
-    "dtype": ("auto", "bf16", "fp16", "fp32"),
-    "report_to": ("none", "tensorboard", "wandb", "trackio"),
-    "learn": ("answers", "all"),
-    "quantize": ("none", "4bit"),
-}
-_AT_LEAST_ONE = (
-    *("rank", "steps", "batch_size", "micro_batch", "save_every", "length", "start_length", "window"),
-    *("short_length", "original_length", "piece"),
-)
-_SHARES = ("short_share", "warmup", "rate_floor", "dropout", "weight_decay", "beta2")
 _OF_LORA = ("rank", "alpha", "dropout", "targets", "train_norms", "train_embeddings")
 _MANY = 1000
+_MOST_STEPS = 10_000_000
+"""Maximum of steps; the plan of all steps is made before the first."""
 MASKED_SHARE = 0.15
 """Share of masked tokens in the training of an encoder."""
 CHANGEABLE = ("device", "save_every", "report_to", "steps", "micro_batch", "checkpointing", "piece", "keep_best")
@@ -46,26 +37,30 @@ CHANGEABLE = ("device", "save_every", "report_to", "steps", "micro_batch", "chec
 _LENGTH, _LORA, _LOOP = "Length and positions", "Trained weights", "Training loop"
 
 
+def _find_option_of_lora(options: "TrainingOptions") -> str | None:
+    """Return the name of an option for LoRA that is set although all weights are trained."""
+    # Resolved options contain the default of alpha.
+    usual = ("alpha",) if options.alpha == 2.0 * options.rank else ()
+    names = (name for name in _OF_LORA if options.full and name not in usual)
+    return next((name.replace("_", "-") for name in names if is_set(options, name)), None)
+
+
 @with_documented_options
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """Options of a fine-tuning run.
-
-    Two are not options of the command: `short_length`, the number of tokens of short sequences (by default the
-    original context length), and `piece`, the number of positions with logits at once (by default those that take
-    24 MiB, 256 MiB on an accelerator).
-    """
+    """Options of a fine-tuning run. `short_length` and `piece` are not options of the command."""
 
     length: int | None = option(
-        None, help="Tokens per sequence, for example 32k. Default: the model's context length.", kind="length"
+        None, help="Tokens per sequence, for example 32k. Default: the model's context length.", kind="length", min=1
     )
     learn: str = option(
         "answers",
         help="answers: only answers, if the data marks them (prompt and completion, messages, demo); or all.",
+        choices=("answers", "all"),
     )
-    steps: int = option(200, help="Optimizer steps.")
-    epochs: float | None = option(None, help="Passes over the data, instead of --steps.")
-    batch_size: int = option(8, help="Sequences per step, over all processes.")
+    steps: int = option(200, help="Optimizer steps.", min=1, max=_MOST_STEPS)
+    epochs: float | None = option(None, help="Passes over the data, instead of --steps.", above=0)
+    batch_size: int = option(8, help="Sequences per step, over all processes.", min=1, max=MAX_COUNT)
 
     start_length: int | None = option(
         None,
@@ -73,11 +68,17 @@ class TrainingOptions:
         "(arXiv 2310.00576).",
         panel=_LENGTH,
         kind="length",
+        min=1,
         advanced=True,
     )
-    original_length: int | None = original_length_option(panel=_LENGTH, advanced=True)
+    original_length: int | None = original_length_option(panel=_LENGTH, min=1, advanced=True)
     short_share: float = option(
-        0.2, help="Share of steps on sequences of the original context length, 0 to 1.", panel=_LENGTH, advanced=True
+        0.2,
+        help="Share of steps on sequences of the original context length, 0 to 1.",
+        panel=_LENGTH,
+        min=0,
+        below=1,
+        advanced=True,
     )
     keep_short: bool = option(
         False,
@@ -89,11 +90,13 @@ class TrainingOptions:
         "off",
         help="off: one document per sequence; run-on: join documents; restart: join, and restart positions at each.",
         panel=_LENGTH,
+        choices=("off", "run-on", "restart"),
     )
     positions: str = option(
         "full",
         help="full, or pose: train on short windows that skip positions (PoSE, arXiv 2309.10400).",
         panel=_LENGTH,
+        choices=("full", "pose"),
         advanced=True,
     )
     window: int | None = option(
@@ -101,14 +104,15 @@ class TrainingOptions:
         help="Tokens per window with pose. Default: the original context length.",
         panel=_LENGTH,
         kind="length",
+        min=1,
         advanced=True,
     )
 
-    rank: int = option(16, help="Rank of the LoRA matrices.", panel=_LORA)
+    rank: int = option(16, help="Rank of the LoRA matrices.", panel=_LORA, min=1, max=MAX_COUNT)
     alpha: float | None = option(
-        None, help="Scaling of the LoRA matrices (alpha). Default: twice the rank.", panel=_LORA, advanced=True
+        None, help="Scaling of the LoRA matrices (alpha). Default: twice the rank.", panel=_LORA, above=0, advanced=True
     )
-    dropout: float = option(0.0, help="LoRA dropout.", panel=_LORA, advanced=True)
+    dropout: float = option(0.0, help="LoRA dropout.", panel=_LORA, min=0, below=1, advanced=True)
     targets: tuple[str, ...] = option(
         (),
         help="Linear layers with LoRA matrices, for example q_proj,v_proj. Default: all.",
@@ -120,83 +124,115 @@ class TrainingOptions:
     train_embeddings: bool = option(False, help="Also train the input embeddings.", panel=_LORA, advanced=True)
     full: bool = option(False, help="Train all weights, without LoRA.", panel=_LORA)
 
-    micro_batch: int = option(1, help="Sequences per device at a time.", panel=_LOOP)
-    learning_rate: float | None = option(None, help="Peak value. Default: 2e-4, or 2e-5 with --full.", panel=_LOOP)
-    schedule: str = option("cosine", help="cosine, linear or constant learning rate.", panel=_LOOP, advanced=True)
-    rate_floor: float = option(
-        0.0, help="Final learning rate with cosine, as a share of the peak.", panel=_LOOP, advanced=True
+    micro_batch: int = option(1, help="Sequences per device at a time.", panel=_LOOP, min=1)
+    learning_rate: float | None = option(
+        None, help="Peak value. Default: 2e-4, or 2e-5 with --full.", panel=_LOOP, above=0
     )
-    warmup: float = option(0.05, help="Share of the steps for learning rate warmup.", panel=_LOOP, advanced=True)
+    schedule: str = option(
+        "cosine",
+        help="cosine, linear or constant learning rate.",
+        panel=_LOOP,
+        choices=("cosine", "linear", "constant"),
+        advanced=True,
+    )
+    rate_floor: float = option(
+        0.0,
+        help="Final learning rate with cosine, as a share of the peak.",
+        panel=_LOOP,
+        min=0,
+        below=1,
+        advanced=True,
+    )
+    warmup: float = option(
+        0.05, help="Share of the steps for learning rate warmup.", panel=_LOOP, min=0, below=1, advanced=True
+    )
     optimizer: str = option(
         "adamw_torch_fused",
         help="Optimizer of the Trainer, for example adamw_torch, adamw_8bit or adafactor.",
         panel=_LOOP,
         advanced=True,
     )
-    weight_decay: float = option(0.0, help="Weight decay.", panel=_LOOP, advanced=True)
-    beta2: float = option(0.999, help="Beta2 of AdamW.", panel=_LOOP, advanced=True)
+    weight_decay: float = option(0.0, help="Weight decay.", panel=_LOOP, min=0, below=1, advanced=True)
+    beta2: float = option(0.999, help="Beta2 of AdamW.", panel=_LOOP, min=0, below=1, advanced=True)
     checkpointing: bool | None = option(
         None,
         help="Recompute activations to save memory. Default: on above 4096 tokens.",
         panel=_LOOP,
         flags=("--checkpointing/--no-checkpointing",),
     )
-    seed: int = option(0, help="Random seed.", panel=_LOOP)
-    save_every: int = option(50, help="Steps between saves.", panel=_LOOP)
+    seed: int = seed_option(panel=_LOOP)
+    save_every: int = option(50, help="Steps between saves.", panel=_LOOP, min=1)
     keep_best: bool = option(False, help="Use the save with the lowest --eval-data loss.", panel=_LOOP, advanced=True)
-    report_to: str = option("none", help="none, tensorboard, wandb or trackio.", panel=_LOOP, advanced=True)
+    report_to: str = option(
+        "none",
+        help="none, tensorboard, wandb or trackio.",
+        panel=_LOOP,
+        choices=("none", "tensorboard", "wandb", "trackio"),
+        advanced=True,
+    )
     quantize: str = option(
         "none",
         help="none, or 4bit: frozen weights in 4 bits during training (QLoRA, arXiv 2305.14314).",
         panel=_LOOP,
+        choices=("none", "4bit"),
     )
-    device: str = option("auto", help="auto or cpu.", panel=_LOOP)
-    dtype: str = option("auto", help="Type of the frozen weights: auto, bf16, fp16 or fp32.", panel=_LOOP)
+    device: str = option(
+        "auto",
+        help="auto or cpu.",
+        panel=_LOOP,
+        choices=("auto", "cpu"),
+        invalid='Unknown --device "{value}" for training.',
+        hint="Choose auto or cpu.",
+    )
+    dtype: str = option(
+        "auto",
+        help="Type of the frozen weights: auto, bf16, fp16 or fp32.",
+        panel=_LOOP,
+        choices=("auto", "bf16", "fp16", "fp32"),
+    )
 
-    short_length: int | None = None
-    piece: int | None = None
+    short_length: int | None = option(
+        None, help="Tokens per short sequence. Default: the original context length.", min=1, internal=True
+    )
+    piece: int | None = option(
+        None,
+        help="Positions with logits at once. Default: as many as take 24 MiB, on an accelerator 256 MiB.",
+        min=1,
+        internal=True,
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda options: options.batch_size % options.micro_batch,
+            "--batch-size {batch_size} is not a multiple of --micro-batch {micro_batch}.",
+        ),
+        Rule(
+            _find_option_of_lora,
+            "--full cannot be combined with --{found}, which is for LoRA.",
+            "Remove one of them. If --{found} comes from a preset, add --without {found}.",
+        ),
+        Rule(
+            lambda options: options.full and options.quantize != "none",
+            "--full cannot be combined with --quantize, which is for LoRA.",
+        ),
+        Rule(
+            lambda options: options.rate_floor and options.schedule != "cosine",
+            "--rate-floor needs --schedule cosine.",
+        ),
+        Rule(
+            lambda options: options.window and options.positions == "full",
+            "--window needs --positions pose.",
+            "Add --positions pose, or use only --length.",
+        ),
+        Rule(
+            lambda options: options.pack == "restart" and options.positions != "full",
+            "--pack restart needs --positions full.",
+        ),
+    )
 
     def __post_init__(self) -> None:
         read_words(self)
-        check_numbers(self)
-        for name, choices in _CHOICES.items():
-            if (value := getattr(self, name)) not in choices:
-                raise CtxextError(f'Unknown {option_name(name)} "{value}".', hint=f"Choose {', '.join(choices)}.")
-        for name in _AT_LEAST_ONE:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise CtxextError(f'{option_name(name)} must be at least 1, not "{value}".')
-        for name in _SHARES:
-            if not 0 <= (value := getattr(self, name)) < 1:
-                raise CtxextError(f'{option_name(name)} must be a share from 0 to 1, not "{value}".')
-        for name in ("learning_rate", "alpha", "epochs"):
-            if (value := getattr(self, name)) is not None and not value > 0:
-                raise CtxextError(f'{option_name(name)} must be above 0, not "{value}".')
-        if self.device not in ("auto", "cpu"):
-            raise CtxextError(f'Unknown --device "{self.device}" for training.', hint="Choose auto or cpu.")
-        self._check_together()
-
-    def _check_together(self) -> None:
-        """Raise if options contradict each other."""
-        if self.batch_size % self.micro_batch:
-            raise CtxextError(f"--batch-size {self.batch_size} is not a multiple of --micro-batch {self.micro_batch}.")
-        for name in _OF_LORA if self.full else ():
-            # Resolved options contain the default of alpha.
-            usual = (getattr(TrainingOptions, name), 2.0 * self.rank if name == "alpha" else None)
-            if getattr(self, name) not in usual:
-                flag = option_name(name)
-                raise CtxextError(
-                    f"--full cannot be combined with {flag}, which is for LoRA.",
-                    hint=f"Remove one of them. If {flag} comes from a preset, add --without {flag[2:]}.",
-                )
-        if self.full and self.quantize != "none":
-            raise CtxextError("--full cannot be combined with --quantize, which is for LoRA.")
-        if self.rate_floor and self.schedule != "cosine":
-            raise CtxextError("--rate-floor needs --schedule cosine.")
-        if self.window and self.positions == "full":
-            raise CtxextError("--window needs --positions pose.", hint="Add --positions pose, or use only --length.")
-        if self.pack == "restart" and self.positions != "full":
-            raise CtxextError("--pack restart needs --positions full.")
+        check_options(self, '{flag} must be {limits}, not "{value}".')
 
     def resolve(self, *, window: int, trained_length: int) -> "TrainingOptions":
         """Return the options with all defaults set; they depend on the base's context length and original length."""
@@ -287,11 +323,11 @@ class Reporter:
 
     Attributes:
         progress: Called with the current activity, the amount done and the total.
-        tell: Called with additional information, one line each.
+        notify: Called with additional information, one line each.
     """
 
     progress: Progress | None = None
-    tell: Callable[[str], None] | None = None
+    notify: Callable[[str], None] | None = None
 
 
 @dataclass(frozen=True)

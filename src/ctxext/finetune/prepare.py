@@ -156,7 +156,7 @@ def prepare(
     options: TrainingOptions,
     *,
     merge: bool,
-    tell: Callable[[str], None] | None,
+    notify: Callable[[str], None] | None,
     read_held_out: DocumentReader | None = None,
 ) -> Prepared:
     """Load the model and read the data, unless an earlier run already wrote the sequences.
@@ -167,10 +167,10 @@ def prepare(
         read_documents: Function that returns the documents.
         options: The options, resolved.
         merge: Whether trained weights must have a place in the checkpoint.
-        tell: Called with information, one line each.
+        notify: Called with information, one line each.
         read_held_out: Function that returns the documents for evaluation during training.
     """
-    report_line = tell or (lambda line: None)
+    report_line = notify or (lambda line: None)
     if not base.model.is_extended:
         length = base.model.encoding.context_length
         report_line(f"{base.checkpoint.public_name} is not extended; its context length remains {length:,} tokens")

@@ -6,13 +6,13 @@ import hashlib
 import shutil
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ctxext.errors import CtxextError
-from ctxext.files.content import as_json, keys_that_differ
+from ctxext.files.content import as_json
 from ctxext.files.output_directory import (
     beside,
     check_out,
@@ -27,6 +27,7 @@ from ctxext.files.output_directory import (
 )
 from ctxext.files.packages import is_installed, require
 from ctxext.files.processes import rank
+from ctxext.files.resuming import check_same_settings
 from ctxext.files.schemas import read_json_object
 from ctxext.finetune.base import Base, open_model
 from ctxext.finetune.data import DataReport
@@ -35,7 +36,6 @@ from ctxext.finetune.options import CHANGEABLE, MASKED_SHARE, Reporter, RunOptio
 from ctxext.merge.run import ADAPTER, read_changes, save_adapter, write_merged
 from ctxext.notebook import table
 from ctxext.options import accepts_options
-from ctxext.redaction import shorten
 
 SETTINGS, REPORT, CURVE, FINAL = "settings.json", "finetune.json", "loss.png", "final"
 RUNS = "runs"
@@ -191,20 +191,9 @@ def _begin(folder: Path, settings: Mapping[str, Any], *, resume: bool, overwrite
     elif not known.is_file():
         raise CtxextError(f'"{folder}" exists and was not created by a run.', hint="Choose another OUT.")
     elif resume:
-        old = read_json_object(known)
-        different = [key for key in keys_that_differ(old, settings) if key in settings]
-        if different:
-            key = different[0]
-            before, now = (
-                " ".join(shorten(str(entry), 40) for entry in value.values())
-                if isinstance(value, Mapping)
-                else f'"{value}"'
-                for value in (old.get(key), settings[key])
-            )
-            raise CtxextError(
-                f'The unfinished run at "{folder}" has a different {key.replace("_", " ")}: {before}, not {now}.',
-                hint="Use the same options as before, or start over with --overwrite.",
-            )
+        # An earlier version may have recorded options that may now change.
+        old = {key: value for key, value in read_json_object(known).items() if key in settings}
+        check_same_settings(folder, old, settings)
         return
     elif not overwrite:
         raise CtxextError(
@@ -232,14 +221,14 @@ def _train(
     from ctxext.finetune.saves import Saves, find_newest_save
     from ctxext.finetune.trainer import train
 
-    tell = reporter.tell
-    ready = prepare(base, folder, readers[0], options, merge=run.merge, tell=tell, read_held_out=readers[1])
+    notify = reporter.notify
+    ready = prepare(base, folder, readers[0], options, merge=run.merge, notify=notify, read_held_out=readers[1])
     saves = find_newest_save(folder, ready.options.steps, ready.model) if run.resume else Saves(None, ())
-    if run.resume and tell is not None:
+    if run.resume and notify is not None:
         for note in saves.notes:
-            tell(note)
+            notify(note)
         step = saves.newest.name.rsplit("-", 1)[1] if saves.newest else ""
-        tell(f"resuming after step {step}" if step else "nothing saved yet: starting at step 1")
+        notify(f"resuming after step {step}" if step else "nothing saved yet: starting at step 1")
     started = time.perf_counter()
     trainer = train(ready, folder, reporter, saves.newest)
     trainer.save_model(str(folder / FINAL))
@@ -264,55 +253,11 @@ def _write(base: Base, folder: Path, result: Finetuned, work: Path, data: Mappin
     shutil.copyfile(folder / STEPS, work / STEPS)
     lengths = [options.length_of_step(step) for step in range(options.steps)]
     if is_installed("matplotlib"):
-        draw_losses(result.losses, lengths, work / CURVE)
+        from ctxext.evaluate.report.pictures import as_png, draw_training
+
+        (work / CURVE).write_bytes(as_png(draw_training(result.losses, lengths), dpi=120))
     settings = {**result.to_dict(), "data": {**dataclasses.asdict(result.data), **data}}
     (work / REPORT).write_text(as_json(settings), encoding="utf-8")
-
-
-_SPAN = 0.05
-"""Share of the steps in the smoothing window of a curve."""
-
-
-def draw_losses(losses: Sequence[tuple[int, float]], lengths: Sequence[int], path: Path) -> None:
-    """Draw the loss of every step as a point, and a smoothed curve, in one colour per length.
-
-    Losses at different lengths have different levels, so a single curve would mix them.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    from ctxext.evaluate.report.colours import series_style
-
-    figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    for number, length in enumerate(sorted(set(lengths), reverse=True)):
-        chosen = [(step, loss) for step, loss in losses if lengths[step - 1] == length]
-        if chosen:
-            colour, dashes = series_style(number)
-            steps, values = zip(*chosen, strict=True)
-            axes.plot(steps, values, ".", color=colour, alpha=0.3, markersize=4)
-            style = (0, dashes) if dashes else "-"
-            axes.plot(steps, smooth_losses(steps, values), color=colour, linestyle=style, label=f"{length:,} tokens")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("step")
-    axes.set_ylabel("loss (nats per token)")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(path)
-
-
-def smooth_losses(steps: Sequence[int], values: Sequence[float]) -> list[float]:
-    """Return the mean of the values around each step; the window is symmetric, so that a slope is not shifted."""
-    width = max(1.0, _SPAN * (steps[-1] - steps[0]) / 2)
-    means = []
-    for at in steps:
-        # Near an end the window shrinks to the distance from it.
-        near = min(width, at - steps[0], steps[-1] - at)
-        window = [value for step, value in zip(steps, values, strict=True) if abs(step - at) <= near]
-        means.append(sum(window) / len(window))
-    return means
 
 
 def _make_notes(base: Base, result: Finetuned, data: Mapping[str, Any]) -> dict[str, Any]:

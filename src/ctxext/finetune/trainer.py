@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.utils.data import SequentialSampler
 
+from ctxext.checkpoint.durations import format_duration
 from ctxext.checkpoint.head import Head
 from ctxext.data.encoding import Encoder
 from ctxext.errors import CtxextError
@@ -139,19 +140,12 @@ class LiveLine(TrainerCallback):  # type: ignore[misc]
         if not state.is_world_process_zero:
             return
         self._write(results)
-        if self.reporter.tell is not None:
-            self.reporter.tell(text)
+        if self.reporter.notify is not None:
+            self.reporter.notify(text)
 
     def _write(self, line: dict[str, Any]) -> None:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-
-
-def format_duration(seconds: float) -> str:
-    """Format a duration, for example as `2 h 05 min`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
 def _read_step(line: str) -> float:
@@ -418,8 +412,8 @@ def train(ready: Prepared, folder: Path, reporter: Reporter, last_save: Path | N
     atexit.register(_leave_processes)
     stop.check(is_complete=trainer.state.global_step >= trainer.state.max_steps)
     best = trainer.state.best_model_checkpoint
-    if options.keep_best and best and reporter.tell is not None:
-        reporter.tell(f"using step {Path(best).name.rsplit('-', 1)[1]}, the best: {trainer.state.best_metric:.3f}")
+    if options.keep_best and best and reporter.notify is not None:
+        reporter.notify(f"using step {Path(best).name.rsplit('-', 1)[1]}, the best: {trainer.state.best_metric:.3f}")
     return trainer
 
 

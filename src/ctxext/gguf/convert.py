@@ -13,6 +13,7 @@ from typing import Any
 
 from ctxext.checkpoint.families import family_of
 from ctxext.converters.options import ConvertOptions
+from ctxext.converters.plan import check_length, describe_replaced, unknown_original_error
 from ctxext.errors import CtxextError
 from ctxext.files.content import Progress, check_room
 from ctxext.files.length import format_length
@@ -42,8 +43,9 @@ from ctxext.notebook import table
 from ctxext.options import accepts_options
 from ctxext.recipes.encodings.base import Encoding
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
-from ctxext.recipes.encodings.rotary import SLIDING_FOLLOWS, ModelConfig, Rotary, attention_scaling
-from ctxext.recipes.recipe import Recipe, describe_step
+from ctxext.recipes.encodings.rotary import SLIDING_FOLLOWS, Rotary, attention_scaling
+from ctxext.recipes.model_config import ModelConfig
+from ctxext.recipes.recipe import Recipe, describe_steps
 from ctxext.recipes.registry import METHODS
 from ctxext.version import __version__
 
@@ -110,20 +112,16 @@ def plan_gguf(source: str | Path, recipe: Recipe, *, options: ConvertOptions) ->
         recipe, _ = recipe.take_over(model.plain)
     recipe = recipe.resolve(start)
     edited = recipe.edit(start)
-    before, after = model.model.encoding.usable_length, edited.encoding.usable_length
-    if after < before and not options.allow_shorter:
-        raise CtxextError(
-            f'"{source}" has a context of {before} tokens, and the result would have {after}.',
-            hint=f"Use --target-length {format_length(before)} or more, or add --allow-shorter.",
-        )
+    if not options.allow_shorter:
+        check_length(str(source), model.model.encoding, edited.encoding)
     keys, factors = schedule_of(edited.encoding, model.architecture)
     keys = _keep_temperature(model, keys)
-    cautions = [f"{step.name}: {caution}" for step in recipe.steps if (caution := step.caution_for(edited))]
+    cautions = recipe.cautions(edited)
     follows = any(family_of({"model_type": name}).sliding_follows for name in model.architecture.model_types)
     if follows and recipe.changes_frequencies and model.header.get(model.key("attention.sliding_window")):
         cautions.append(SLIDING_FOLLOWS)
     if start is not model.model:
-        cautions.insert(0, f"--replace-scaling removed {_schedule_text(model)}: from {before} tokens to {after}.")
+        cautions.insert(0, describe_replaced(_schedule_text(model), model.model.encoding, edited.encoding, {}))
     header = model.header
     values, replaced = dict(header.values), dict[str, Any](model.recipe.get("replaced", {}))
     for name, content in keys.items():
@@ -172,20 +170,14 @@ def _start(model: GgufModel, options: ConvertOptions) -> ModelConfig:
             hint="Convert its source, or remove this with --replace-scaling.",
         )
     if model.lacks_original:
-        kind, length = model.plain.rotary.rope_type, model.plain.rotary.claimed_length
-        factor = float(model.plain.rotary.parameters.get("factor") or 1)
-        guess = f", for example --original-length {max(round(length / factor), 1)}" if kind == "linear" else ""
-        raise CtxextError(
-            f'"{model.path}" has a schedule ({_schedule_text(model)}) but no original context length.',
-            hint=f"Specify it{guess or ' with --original-length'}.",
-        )
+        raise unknown_original_error(str(model.path), _schedule_text(model), model.plain.encoding)
     return model.unscaled_model
 
 
 def _schedule_text(model: GgufModel) -> str:
     """Describe the schedule of a model in a few words, with the file's attention factor."""
     if model.recipe:
-        return ", ".join(map(describe_step, model.recipe["recipe"]["steps"]))
+        return describe_steps(model.recipe["recipe"]["steps"])
     encoding = model.model.rotary
     summary = encoding.schedule_summary
     if model.lacks_original and encoding.rope_type == "longrope":

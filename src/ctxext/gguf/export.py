@@ -21,8 +21,10 @@ from ctxext.gguf.convert import check_file, convert_gguf, measure_rotation
 from ctxext.gguf.model import LOG_MULTIPLIER, open_gguf
 from ctxext.options import accepts_options
 from ctxext.recipes.code.staging import write_stage
-from ctxext.recipes.encodings.rotary import ModelConfig, attention_scaling, model_config, provenance
+from ctxext.recipes.encodings.base import provenance
+from ctxext.recipes.encodings.rotary import attention_scaling
 from ctxext.recipes.methods.yarn import Yarn
+from ctxext.recipes.model_config import ModelConfig, model_config
 from ctxext.recipes.recipe import Recipe, plain_config, recipe_from_dict
 
 TYPES = ("auto", "f32", "f16", "bf16", "q8_0")

@@ -19,7 +19,8 @@ from ctxext.files.length import format_length
 from ctxext.files.strict import parse_json
 from ctxext.gguf import SUFFIX, part_paths
 from ctxext.gguf.header import F32, Header, Tensor, read_header, shorten_value
-from ctxext.recipes.encodings.rotary import ModelConfig, Rotary, model_config
+from ctxext.recipes.encodings.rotary import Rotary
+from ctxext.recipes.model_config import ModelConfig, model_config
 from ctxext.recipes.recipe import plain_config, recipe_from_dict
 from ctxext.verify.references.frequencies import ramp
 

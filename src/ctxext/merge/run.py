@@ -45,7 +45,8 @@ from ctxext.merge.tensors import (
 from ctxext.options import accepts_options
 from ctxext.recipes.code.own_code import runs_by_itself
 from ctxext.recipes.code.staging import is_of_tokenizer
-from ctxext.recipes.encodings.rotary import model_config, provenance
+from ctxext.recipes.encodings.base import provenance
+from ctxext.recipes.model_config import model_config
 from ctxext.recipes.recipe import recipe_from_dict
 from ctxext.version import __version__
 

@@ -440,7 +440,7 @@ def find_shares(checkpoint: Checkpoint, stored: Shapes) -> dict[str, Share]:
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
     from transformers.core_model_loading import Chunk, WeightConverter, revert_weight_conversion
 
-    from ctxext.verify.carried import stock_model
+    from ctxext.verify.rotation import stock_model
 
     conversions = get_checkpoint_conversion_mapping(str(checkpoint.config.get("model_type"))) or []
     operations = [step for entry in conversions if isinstance(entry, WeightConverter) for step in entry.operations]

@@ -1,4 +1,4 @@
-"""Frequencies per query position: the map of a relation method. This file travels inside checkpoints."""
+"""Frequencies per query position: the map of a relation method. This file is copied into checkpoints."""
 
 import torch
 
@@ -8,9 +8,10 @@ from .relation_maps import Beyond, Map
 
 
 class AdaptiveMap(Map):
-    """Frequencies for the context length of each query: those of the smallest factor >= (m + 1) / L.
+    """Map with the schedule of each query's context length: that of the smallest factor >= (m + 1) / L.
 
-    `inverse_frequencies` and `attention_factors` have one for each of the ascending `factors`; `base`: the model's.
+    `inverse_frequencies` and `attention_factors` have one entry for each of the ascending `factors`. `base` contains
+    the model's frequencies.
     """
 
     def __init__(self, settings):
@@ -22,29 +23,29 @@ class AdaptiveMap(Map):
         self.scales = [1.0] + [float(factor) ** 2 for factor in settings.get("attention_factors", [])]
         super().__init__(settings, settings["original_length"])
 
-    def rung(self, m):
-        """Return the level of query positions m: the number of their factor, from 1."""
+    def level(self, m):
+        """Return the level of query positions m: the index of their factor, from 1."""
         return sum((m >= end).long() for end in self.ends[:-1]) + torch.ones_like(m)
 
-    def last_rung(self, length):
+    def last_level(self, length):
         """Return the number of factors."""
         return len(self.ends)
 
     def beyond(self, m):
         """Return the `Beyond` of query positions m: all keys are far, at their own positions."""
         end = m + 1
-        return Beyond(rung=self.rung(m), far=end, middle=end, near=end, at_far=m)
+        return Beyond(level=self.level(m), far=end, middle=end, near=end, at_far=m)
 
-    def slowed(self, rung):
+    def frequency_factors(self, level):
         """Return the frequencies of a level, divided by the model's."""
-        kind = exact(torch.zeros(0, device=rung.device)).dtype
-        return torch.tensor(self.shares, device=rung.device, dtype=kind)[rung]
+        kind = exact(torch.zeros(0, device=level.device)).dtype
+        return torch.tensor(self.shares, device=level.device, dtype=kind)[level]
 
-    def loudness(self, m):
-        """Return the squared attention factor of query positions m: as in YaRN, on the rotary part only."""
+    def rotary_temperature(self, m):
+        """Return the squared attention factor of query positions m. As in YaRN, it applies to the rotary part only."""
         if len(self.scales) == 1:
             return None
-        return torch.tensor(self.scales, device=m.device)[torch.where(m >= self.start, self.rung(m), 0)]
+        return torch.tensor(self.scales, device=m.device)[torch.where(m >= self.start, self.level(m), 0)]
 
 
 class Adaptive(Relation):

@@ -1,33 +1,33 @@
-"""Bifocal attention: the map of a relation method. This file travels inside checkpoints."""
+"""Bifocal attention: the map of a relation method. This file is copied into checkpoints."""
 
 import torch
 
 from .method import exact
 from .relation import Relation
-from .relation_maps import Beyond, Map, floored
+from .relation_maps import Beyond, Map, floor_divide
 
 
 class BifocalMap(Map):
-    """Near keys exact, far ones grouped, as in Jet-Long (2607.07740), with a border as in Self-Extend."""
+    """Map with exact near keys and grouped far keys, as in Jet-Long (2607.07740), and the border of Self-Extend."""
 
     def __init__(self, settings):
         self.window = settings["window"]
         super().__init__(settings, max(settings["original_length"], self.window + 1))
 
-    def last_rung(self, length):
+    def last_level(self, length):
         """Return the highest level among the first `length` positions: see `beyond`."""
         return (length - 1 - self.window) // (self.length - self.window) + 1
 
     def beyond(self, m):
         """Return the `Beyond` of query positions m. Their group is ceil((m + 1 - w) / (L - w))."""
-        rung = torch.div(m - self.window, self.length - self.window, rounding_mode="floor") + 1
-        near, group = m - self.window + 1, rung.clamp(min=1)
-        at_far = floored(m, group) + (self.window - self.window / exact(group))
-        return Beyond(rung=rung, far=near, middle=near, near=near, at_far=at_far)
+        level = torch.div(m - self.window, self.length - self.window, rounding_mode="floor") + 1
+        near, group = m - self.window + 1, level.clamp(min=1)
+        at_far = floor_divide(m, group) + (self.window - self.window / exact(group))
+        return Beyond(level=level, far=near, middle=near, near=near, at_far=at_far)
 
-    def far_keys(self, n, rung):
+    def far_keys(self, n, level):
         """Return the positions floor(n / group)."""
-        return floored(n, rung)
+        return floor_divide(n, level)
 
 
 class Bifocal(Relation):

@@ -1,7 +1,7 @@
-"""Reads config.json of this checkpoint with the family's class, after registering a rope type that the class lacks.
+"""The configuration of this checkpoint: the family's class, with a rope type registered that the class lacks.
 
-This file travels inside checkpoints. `auto_map` names it, so that transformers, if remote code is trusted, runs it
-before it reads the configuration: the hidden rope type would raise a warning.
+This file is copied into checkpoints. `auto_map` names it, so transformers runs it before reading the configuration if
+remote code is trusted. Without it, the rope type of `ctxext_code` would raise a warning.
 """
 
 from transformers import AutoConfig, PretrainedConfig, modeling_rope_utils
@@ -10,7 +10,7 @@ SENTINEL = "ctxext_needs_trust_remote_code"  # The rope type in config.json; its
 
 
 def accept(*args, **kwargs):
-    """Accept any value: the modeling code checks them."""
+    """Accept any value, because the modeling code checks it."""
 
 
 if hasattr(modeling_rope_utils, "ROPE_VALIDATION_FUNCTIONS"):  # transformers 4
@@ -20,13 +20,13 @@ else:
 
 
 class CtxextConfig:
-    """Configuration as the family's class reads it."""
+    """Configuration that the family's class reads."""
 
     @classmethod
     def register_for_auto_class(cls, auto_class="AutoConfig"):
-        """Do nothing: the configuration is the family's, and is saved as such."""
+        """Do nothing: the configuration is saved as the family's."""
 
     @classmethod
     def from_pretrained(cls, name, **kwargs):
-        """Read config.json as plain transformers does."""
+        """Read config.json with the family's class."""
         return AutoConfig.from_pretrained(name, trust_remote_code=False, **kwargs)

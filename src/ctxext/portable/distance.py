@@ -1,8 +1,8 @@
-"""Distance-aware attention: every head learns how much its scores grow or fade with the distance.
+"""Distance-aware attention: every head learns a factor on its scores that depends on the distance.
 
-This file travels inside checkpoints. A step contains `original_length` (L), `num_heads` and `layers`. Each attention of
-these layers has two numbers per head among its weights, w and v: a score above zero between tokens d apart is
-multiplied by (1 + e^v) / (1 + e^(v - w d / L)), others stay unchanged. At w = 0 nothing changes. Paper:
+This file is copied into checkpoints. A step contains `original_length` (L), `num_heads` and `layers`. Each attention of
+these layers has two weights per head, w and v: a positive score between tokens at distance d is multiplied by
+(1 + e^v) / (1 + e^(v - w d / L)), other scores stay unchanged. At w = 0 no score changes. Paper:
 "DA-Transformer", https://arxiv.org/abs/2010.06925, section 3.2. Shapes: b batch, h heads, g key heads, l queries, n
 keys, d head.
 """
@@ -13,10 +13,10 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from .method import Method
-from .relation_parts import first_base, is_exporting, places_of, product, scaling, softmaxed, taken
+from .relation_parts import apply_softmax, backend_arguments, first_base, is_exporting, places_of, product, scaling
 
 BLOCK = 128  # Number of queries with scores in memory at once.
-PLACE = "distance"  # The attribute of an attention that contains the weights.
+PLACE = "distance"  # The attribute of an attention that contains its weights.
 
 
 Rows = namedtuple("Rows", "span base places mask kwargs")  # A block of queries, and the arguments of the call.
@@ -63,7 +63,7 @@ class DistanceAware(Method):
             rows = Rows(span, base, places, mask, kwargs)
             inputs = call, rows, numbers, query[:, :, start : span[1]], key, value
             if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-                blocks.append(checkpoint(self.block, *inputs, use_reentrant=False))  # Scores are not kept.
+                blocks.append(checkpoint(self.block, *inputs, use_reentrant=False))  # Scores are not stored.
             else:
                 blocks.append(self.block(*inputs))
         outputs, weights = zip(*blocks, strict=True)
@@ -78,4 +78,4 @@ class DistanceAware(Method):
         w, v = numbers[:, None, :, None, None]
         grown = torch.nn.functional.logsigmoid(w * distances[:, None] - v) - torch.nn.functional.logsigmoid(-v)
         scores = torch.where(scores > 0, (scores * grown.exp()).to(scores.dtype), scores)
-        return softmaxed(scores, value, rows.mask, span, rows.base, None, taken(call, rows.kwargs))
+        return apply_softmax(scores, value, rows.mask, span, rows.base, None, backend_arguments(call, rows.kwargs))

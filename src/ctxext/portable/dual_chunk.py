@@ -1,4 +1,4 @@
-"""Dual chunk attention: the map of a relation method. This file travels inside checkpoints."""
+"""Dual chunk attention: the map of a relation method. This file is copied into checkpoints."""
 
 import torch
 
@@ -7,7 +7,7 @@ from .relation_maps import Beyond, Map
 
 
 class DualChunkMap(Map):
-    """Distances within a chunk and to the previous one are exact, others count from a fixed position. 2402.17463."""
+    """Map with exact distances within a chunk and to the previous one; others end at a fixed position (2402.17463)."""
 
     def __init__(self, settings):
         self.size = settings["chunk_size"]
@@ -21,9 +21,11 @@ class DualChunkMap(Map):
         """
         middle = (near := m - m % self.chunk) - self.chunk
         at_middle, at_far = (m - middle).clamp(max=self.size) + middle, torch.full_like(m, self.size)
-        return Beyond(rung=torch.ones_like(m), far=middle, middle=middle, near=near, at_far=at_far, at_middle=at_middle)
+        return Beyond(
+            level=torch.ones_like(m), far=middle, middle=middle, near=near, at_far=at_far, at_middle=at_middle
+        )
 
-    def far_keys(self, n, rung):
+    def far_keys(self, n, level):
         """Return the positions n mod c."""
         return n % self.chunk
 

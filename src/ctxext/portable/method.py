@@ -1,8 +1,8 @@
 """The base class of methods with five hooks, the arguments of a hook, and the state that a method keeps per sequence.
 
-This file travels inside checkpoints, with one file for each of their methods. Methods wrap each other in the order of
-the recipe, so any number of them compose. config.json contains their settings, one entry of `steps` each. Shapes: b
-batch, h query heads, g KV heads, l length, d head, p rotated pairs, c columns of cos and sin.
+This file is copied into checkpoints, with one file for each of their methods. Methods wrap each other in the order of
+the recipe, so any number of them can be combined. config.json contains their settings, one entry of `steps` each.
+Shapes: b batch, h query heads, g KV heads, l length, d head, p rotated pairs, c columns of cos and sin.
 """
 
 import functools
@@ -15,30 +15,31 @@ import torch
 
 from .private_copy import cache_in, tokens_in
 
-# The rotation of tensors: positions (b or 1, l) or (b or 1, l, c), `since` None for tensors that are not rotated. At
-# `to` the frequencies are multiplied by `slowed` (b or 1, l or 1, c), float64, or None for 1.
+# A rotation of tensors from the positions `since` to the positions `to`, (b or 1, l) or (b or 1, l, c). `since` is None
+# for tensors that are not rotated yet. The frequencies at `to` are multiplied by `slowed` (b or 1, l or 1, c), float64;
+# None means 1.
 Turn = namedtuple("Turn", ["to", "since", "slowed"], defaults=[None])
-# The inputs of angles: the inverse frequencies (p) in use, the number of the frequency of each column (c), the
-# factor on cos and sin, and their type.
+# The inputs of cos and sin besides positions: the inverse frequencies (p) in use, the index of the frequency of each
+# column (c), the factor on cos and sin, and their type.
 Frame = namedtuple("Frame", ["inverse", "columns", "scaling", "dtype"])
-# The result of a rotary embedding, instead of cos: the family's cos; for every set of positions the methods'
-# tables for queries and for keys; the positions (b or 1, l) it rotates by; and a dict for one forward, with a `Given`
-# under "given". Device maps move all of it.
+# The result of a rotary embedding, instead of cos: the family's cos; the methods' tables for queries and for keys, for
+# every set of positions; the positions (b or 1, l) of the rotation; and a dict for one forward, with a `Given` under
+# "given". It is a tuple so that device maps move all of its tensors.
 Tables = namedtuple("Tables", ["cos", "sets", "positions", "frame", "memory"])
-# Arguments of the model's forward: the mask of tokens (b, n) or None; the number of tokens in its cache before, as int
-# or tensor; and the query positions (b, l) by that mask if none were passed and it hides tokens. For a mask of pairs,
-# (b, h, l, n), there are only the positions, which may be UNCLEAR.
+# Arguments of the model's forward: the mask of tokens (b, n) or None; the number of tokens in its cache, as int or
+# tensor; and the query positions (b, l) by that mask if none were passed and it hides tokens. A mask of pairs
+# (b, h, l, n) is not stored; its positions may be UNCLEAR.
 Given = namedtuple("Given", ["mask", "seen", "rows"])
 
 
-UNCLEAR = "unclear"  # Instead of positions.
+UNCLEAR = "unclear"  # Stored instead of positions that a mask does not show.
 
 
 def text_positions(mask, seen, length):
     """Return query positions (b, l) within their texts by a mask of pairs (b, h, l, n), or UNCLEAR.
 
-    A query counts from the first key that it sees, if all keys that it sees count from the same. A token that sees
-    nothing, or sees everything and is seen by no such query, is padding.
+    A query counts from the first key that it sees. All keys that it sees must count from the same key. A token is
+    padding if it sees no key, or if it sees all keys and no other query sees it.
     """
     if torch.compiler.is_compiling():
         return UNCLEAR
@@ -71,10 +72,10 @@ def refuse_mask(what):
 
 
 class Method:
-    """Hooks of a method. By default each calls `inner`."""
+    """Base class of methods. Each hook calls `inner` by default."""
 
     name = ""  # As in the entries of `steps`.
-    counts_in_texts = False  # Whether it must rotate by positions within each text, which padding does not move.
+    counts_in_texts = False  # Whether it must rotate by positions within each text, without padding.
 
     def __init__(self, settings):
         self.settings = settings
@@ -84,7 +85,7 @@ class Method:
         return layer in self.settings["layers"]
 
     def equip(self, attention):
-        """Add the method's weights to the attention of a layer that takes part, while the model is built."""
+        """Add the method's weights to an attention in a layer that takes part, while the model is built."""
 
     def positions(self, inner, sets):
         """Return pairs of (query positions, key positions), each (b or 1, l), to which this model rotates."""
@@ -113,23 +114,23 @@ class Method:
 HOOKS = {name: getattr(Method, name) for name in ("positions", "tables", "rotate", "merge", "attend")}
 
 
-def chained(methods, hook, innermost):
-    """Put the innermost function inside the hook of each method that has one, one after the other."""
+def chain_hooks(methods, hook, innermost):
+    """Wrap the innermost function in the hook of each method that overrides it, in their order."""
     for method in methods:
         if getattr(type(method), hook) is not HOOKS[hook]:
             innermost = functools.partial(getattr(method, hook), innermost)
     return innermost
 
 
-# The forwards that this thread is in: `call`, a layer's `Call`, and `given`, a model's `Given`. Modules are shared by
-# threads and by the replicas of `torch.nn.DataParallel`, so neither can be an attribute of one.
+# The current forwards of this thread: `call`, a layer's `Call`, and `given`, a model's `Given`. They cannot be
+# attributes of modules, because threads and replicas of `torch.nn.DataParallel` share modules.
 CURRENT = threading.local()
 
 
 class Part:
     """Methods of a decoder layer of a private copy, its rotation, and the name of its attention.
 
-    It contains no module, as replicas of a layer share it.
+    It contains no module, because replicas of a layer share it.
     """
 
     def __init__(self, methods, name, attention, original, rotary=None, layer_class=None):
@@ -141,7 +142,7 @@ class Part:
         self.is_left_to_engine = False  # Whether the attention function calls the methods, per sequence.
 
     def __getstate__(self):
-        return {**vars(self), "original": None}  # Pickle finds functions by name, where now `apply` is.
+        return {**vars(self), "original": None}  # Pickle finds functions by name, and this name is now `apply`.
 
     def __setstate__(self, state):
         module = sys.modules[state["module"]]
@@ -154,15 +155,15 @@ class Part:
 
 
 def layer_of(part, inputs):
-    """Return the index of a layer. Some families run one layer at several depths, specified by these arguments."""
+    """Return the index of a layer. Some families run one layer at several depths and pass these arguments."""
     return inputs.get("layer_idx", part.layer) + inputs.get("cycle_offset", 0)
 
 
 class Row:
     """Argument passed instead of cos if a single query is decoded and only its tables depend on the layer.
 
-    KV heads are on the axis of positions, so that cos and sin are (1, g, c). Python's own time for a `Call` and its
-    hooks would be several percent of a small model's step.
+    KV heads are on the axis of positions, so that cos and sin are (1, g, c). It avoids a `Call` and its hooks, which
+    would take several percent of a small model's decode step.
     """
 
     def __init__(self, rotation, waves):
@@ -182,11 +183,12 @@ class Row:
 class Call:
     """Call of one layer in one forward, passed instead of cos: the inputs of its methods, and their memory.
 
-    `positions` are the queries' (b or 1, l) within their text, `rotated` those by which they are rotated: the same,
-    unless a batch was padded and no positions were passed. `seen` is the number of tokens in the cache before, or None.
-    `mask` is the layer's, in any backend's form, `cache` its cache or None. `memory` is a dict that all layers of this
-    forward share, `layer_memory` one of this layer only. `kv_heads` is the number of KV heads here, `first_head` the
-    index of the first of them: above 0 on later ranks of tensor parallelism.
+    - `positions`: positions of the queries (b or 1, l) within their text
+    - `rotated`: positions of their rotation. They differ if a batch was padded and no positions were passed.
+    - `seen`: number of tokens in the cache before this forward, or None
+    - `mask`: the layer's, in any backend's form; `cache`: its cache or None
+    - `memory`: dict that all layers of this forward share; `layer_memory`: dict of this layer only
+    - `kv_heads`: number of KV heads here; `first_head`: index of the first, above 0 on later tensor-parallel ranks
     """
 
     def __init__(self, part, attention, tables, inputs):
@@ -199,11 +201,11 @@ class Call:
         self.cache = cache_in(inputs)
         self.mask, self.scaling = inputs.get("attention_mask"), part.scaling
         self.is_left_to_engine = part.is_left_to_engine
-        self.is_paged = "read_index" in inputs  # Continuous batching, which keeps the name of any backend.
+        self.is_paged = "read_index" in inputs  # Continuous batching, which any backend may run.
         self.kv_heads, self.first_head = None, 0
 
     def see_tables(self, tables):
-        """Take the tables of the rotary embedding for this forward."""
+        """Set the tables of the rotary embedding for this forward."""
         self.tables, self.rotated, self.memory = tables, tables.positions, tables.memory
         given = tables.memory.get("given")
         self.seen = None if given is None else given.seen
@@ -221,7 +223,7 @@ class Call:
         return getattr(getattr(self.attention, "config", None), "_attn_implementation", None) or "sdpa"
 
     def needs_sequences(self, what):
-        """Refuse engines that lay sequences end to end (vLLM, continuous batching), if `what` would be wrong there.
+        """Refuse engines that concatenate sequences (vLLM, continuous batching), for which `what` would be wrong.
 
         Raises:
             ValueError: the attention belongs to such an engine.
@@ -230,21 +232,21 @@ class Call:
             name = "paged" if self.is_paged else self.backend
             raise ValueError(f'{what} needs whole sequences; "{name}" attention concatenates them.')
 
-    def needs_causality(self, what, asked=None):
-        """Refuse bidirectional attention, and masks that do not show where texts begin, if `what` would be wrong.
+    def needs_causality(self, what, is_causal=None):
+        """Refuse bidirectional attention, and masks that do not show where texts begin: `what` would be wrong.
 
         Raises:
             ValueError: queries see later keys, or their positions are not known.
         """
         config = getattr(self.attention, "config", None)
-        if False in (asked, getattr(self.attention, "is_causal", True), getattr(config, "is_causal", True)):
+        if False in (is_causal, getattr(self.attention, "is_causal", True), getattr(config, "is_causal", True)):
             raise ValueError(f"{what} requires causal attention, but is_causal is False.")
         if self.has_unclear_mask:
             refuse_mask(what)
 
     @property
     def rotates_heads_alike(self):
-        """Whether all heads rotate by the same tables, as no method rotates them."""
+        """Whether all heads rotate by the same tables, because no method overrides `rotate`."""
         return all(type(method).rotate is Method.rotate for method in self.methods)
 
     @property
@@ -253,7 +255,7 @@ class Call:
         return not any(method.acts_on(self.layer) for method in self.methods)
 
     def see_heads(self, count, total):
-        """Set which of the checkpoint's KV heads are here: all, or under tensor parallelism this rank's share."""
+        """Set the KV heads that this process has: all, or under tensor parallelism the share of its rank."""
         ranks, rest = divmod(total, count)
         if rest or (ranks > 1 and not torch.distributed.is_initialized()):
             raise ValueError(f"This checkpoint has values for {total} KV heads, but layer {self.layer} has {count}.")
@@ -261,10 +263,10 @@ class Call:
         self.first_head = count * (torch.distributed.get_rank() % ranks) if ranks > 1 else 0
 
     def rotate(self, tensors, tables, axis):
-        """Rotate tensors with heads on `axis` by all methods; the innermost is the family's rotation."""
-        return chained(self.methods, "rotate", self.plainly_rotated)(tensors, tables, axis, self)
+        """Rotate tensors with heads on `axis` by all methods. The family's rotation is innermost."""
+        return chain_hooks(self.methods, "rotate", self.rotate_as_family)(tensors, tables, axis, self)
 
-    def plainly_rotated(self, tensors, tables, axis, call):
+    def rotate_as_family(self, tensors, tables, axis, call):
         """Rotate two tensors, or one, as the family does."""
         apply, takes_key = self.original
         if not takes_key:
@@ -273,17 +275,17 @@ class Call:
         return list(apply(*pair, *tables, unsqueeze_dim=axis))[: len(tensors)]
 
     def turn(self, tensor, to, since, slowed=None):
-        """Rotate a tensor (b, heads, l, d) from the positions `since`, by which it is rotated, to the positions `to`.
+        """Rotate a tensor (b, heads, l, d) that is rotated to the positions `since` to the positions `to`.
 
-        Positions are (b or 1, l), or (b or 1, l, p) with one for every pair, and need not be whole. `slowed`, (b or 1,
-        l or 1, p) in float64 or None, multiplies the frequencies at `to`. The model's factor on cos and sin is not
-        applied again.
+        Positions are (b or 1, l), or (b or 1, l, p) with one for every pair, and need not be whole numbers. `slowed`,
+        (b or 1, l or 1, p) in float64 or None, multiplies the frequencies at `to`. The model's factor on cos and sin is
+        not applied again.
         """
         frame = self.tables.frame._replace(scaling=1.0, dtype=torch.float32)
         if slowed is not None:  # Some families pad with frequencies of 0, which schedules lack (Gemma 4).
             slowed = torch.nn.functional.pad(slowed, (0, len(frame.inverse) - slowed.shape[-1]), value=1.0)
         to, since, slowed = (x if x is None or x.ndim == 2 else x[..., frame.columns] for x in (to, since, slowed))
-        tables = chained(self.methods, "tables", cos_and_sin)(frame, Turn(to, since, slowed))
+        tables = chain_hooks(self.methods, "tables", compute_tables)(frame, Turn(to, since, slowed))
         width = 2 * len(frame.inverse)
         (rotated,) = self.rotate([tensor[..., :width].float()], tables, 1)
         rotated = rotated.to(tensor.dtype)
@@ -303,8 +305,8 @@ def exact(numbers):
 def angles_of(turn, frequencies, per_column=per_column):
     """Return the angles (b, l, c), float32, of a `Turn` at frequencies (c): the family's at `since` to those at `to`.
 
-    A family computes its angles in float32, where a million radians have an error of 0.03. The rounded angle is
-    subtracted in float64, so that a rotation by any angle is as exact as one by a small angle.
+    A family computes its angles in float32, with an error of 0.03 at a million radians. The same rounded angle is
+    subtracted in float64, so that rotating by a large difference is as exact as by a small one.
     """
     at = frequencies if turn.slowed is None else (exact(frequencies) * turn.slowed).float()
     to = per_column(turn.to) * at
@@ -314,13 +316,13 @@ def angles_of(turn, frequencies, per_column=per_column):
     return (angles - 2 * math.pi * (angles / (2 * math.pi)).round()).float()
 
 
-def cos_and_sin(frame, turn):
-    """Return the innermost tables of a correction: cos and sin (b, l, c) in the family's layout."""
-    return waves(frame, angles_of(turn, frame.inverse[frame.columns]))
+def compute_tables(frame, turn):
+    """Return cos and sin (b, l, c) of a `Turn` in the family's layout: the innermost tables of `Call.turn`."""
+    return compute_cos_sin(frame, angles_of(turn, frame.inverse[frame.columns]))
 
 
-def waves(frame, angles):
-    """Return cos and sin of angles, computed as in the family: polar coordinates differ in the last bit."""
+def compute_cos_sin(frame, angles):
+    """Return cos and sin of angles, computed as in the family, because `torch.polar` differs in the last bit."""
     if frame.dtype.is_complex:
         turn = torch.polar(torch.ones_like(angles), angles) * frame.scaling
         return turn.real, turn.imag
@@ -338,10 +340,10 @@ MOVES = {
 }
 
 
-def following(name):
+def make_move(name):
     """Return a cache's method of this name that also moves the state of the sequences."""
 
-    def moved(cache, *args, **kwargs):
+    def move(cache, *args, **kwargs):
         getattr(super(type(cache), cache), name)(*args, **kwargs)
         state = cache.ctxext_state
         state.derived.clear()
@@ -350,24 +352,24 @@ def following(name):
         kept = state.rows if tokens_in(cache) else {}  # An empty cache has no prompt.
         state.rows = {key: MOVES[name](rows, *args, *kwargs.values()) for key, rows in kept.items()}
 
-    return moved
+    return move
 
 
-FOLLOWING = {name: following(name) for name in MOVES}
+MOVING = {name: make_move(name) for name in MOVES}
 
 
 @functools.cache
-def followed(kind):
-    """Return a subclass of a cache class, with methods that also move the state of the sequences."""
-    moves = {name: move for name, move in FOLLOWING.items() if hasattr(kind, name)}
-    # Pickle finds classes by name, and this one has none.
-    reduced = {"__reduce_ex__": lambda cache, protocol: (restored, (kind,), vars(cache))}
+def followed_class(kind):
+    """Return a subclass of a cache class with methods that also move the state of the sequences."""
+    moves = {name: move for name, move in MOVING.items() if hasattr(kind, name)}
+    # Pickle finds classes by name, and no module contains this one.
+    reduced = {"__reduce_ex__": lambda cache, protocol: (restore_cache, (kind,), vars(cache))}
     return type(kind.__name__, (kind,), {**moves, **reduced})
 
 
-def restored(kind):
-    """Return an empty cache of `followed(kind)`, which pickle and copy fill."""
-    return followed(kind).__new__(followed(kind))
+def restore_cache(kind):
+    """Return an empty cache of `followed_class(kind)`, which pickle and copy fill."""
+    return followed_class(kind).__new__(followed_class(kind))
 
 
 class SequenceState:
@@ -378,13 +380,16 @@ class SequenceState:
 
 
 def state_of(cache):
-    """Return the state of methods for a cache's sequences, a new one if there is none.
+    """Return the state of methods for a cache's sequences, created at the first call.
 
-    `rows`, tensors (b, ...) by any key, follow the sequences through reordering, selection and repetition; `derived` is
-    cleared whenever they move or are cropped, `common`, which is valid for all of them, when they are cropped.
+    - `rows`: tensors (b, ...) by any key, which are reordered, selected and repeated with the sequences
+    - `derived`: values cleared whenever the sequences move or are cropped
+    - `common`: values valid for all sequences, cleared when they are cropped
     """
     if not hasattr(cache, "ctxext_state"):
         cache.ctxext_state = SequenceState()
         if not torch.compiler.is_compiling():
-            cache.__class__ = followed(type(cache))  # Instance methods would keep it alive, as they refer to it.
+            cache.__class__ = followed_class(
+                type(cache)
+            )  # Methods on the instance would refer to it and keep it alive.
     return cache.ctxext_state

@@ -1,9 +1,9 @@
 """A private copy of a family's modeling module with ALiBi slopes that depend on the query position.
 
-This file travels inside checkpoints and knows no slopes: a stub beside it names the family and the method, which gives
-the factors on the slopes of each query; config.json contains its numbers in `ctxext_code`. A query's bias depends only
-on its position, so the result is the same in one call, in chunks, with a cache or padded. Attention and everything else
-are the family's. Shapes: b batch, h heads, l queries, k keys.
+This file is copied into checkpoints. The checkpoint's `modeling_ctxext.py` names the family and the method, which
+computes the factors on the slopes of each query from its settings, `ctxext_code` in config.json. A query's bias depends
+only on its position, so the result is the same in one call, in chunks, with a cache or padded. Attention and the rest
+of the model are the family's. Shapes: b batch, h heads, l queries, k keys.
 """
 
 import functools
@@ -30,16 +30,16 @@ CURRENT = threading.local()  # `shares`: factors on the slopes in the forward th
 
 
 class RowBias:
-    """Bias of a family (b or 1, h, 1, k) times the share of each query (b or 1, h, l, 1).
+    """Bias of a family (b or 1, h, 1, k) times the factor of each query (b or 1, h, l, 1).
 
     It replaces the family's tensor and has its shape. It is expanded to all queries only within the operation that
-    adds it to the scores: nothing of that size is kept.
+    adds it to the scores, so that no tensor of that size is kept.
     """
 
     def __init__(self, bias, shares, shape):
         self.bias, self.shares, self.shape = bias, shares, shape
 
-    def full(self):
+    def expand_queries(self):
         """Return the bias of every query position (b or 1, h, l, k)."""
         return (self.bias * self.shares).to(self.bias.dtype)
 
@@ -49,7 +49,7 @@ class RowBias:
 
     def baddbmm(self, *args, **kwargs):
         """Return scores (b * h, l, k): products with the bias added (BLOOM)."""
-        return self.full().flatten(0, 1).baddbmm(*args, **kwargs)
+        return self.expand_queries().flatten(0, 1).baddbmm(*args, **kwargs)
 
     def size(self, axis):
         """Return the length of an axis (MPT)."""
@@ -61,22 +61,22 @@ class RowBias:
 
     def __radd__(self, scores):
         """Return scores (b, h, l, k) with the bias added (MPT)."""
-        return scores + self.full()
+        return scores + self.expand_queries()
 
     def reshape(self, *shape):
-        """Return self: batch and heads, which the family splits here, are separate already (Falcon)."""
+        """Return self: batch and heads, which the family splits here, are already separate axes (Falcon)."""
         return self
 
     def __truediv__(self, number):
         """Return the bias (b, h, l, k) divided by a number, which becomes part of the mask (Falcon)."""
-        return self.full() / number
+        return self.expand_queries() / number
 
     def view(self, *shape):
         """Return the bias (b, h, l, k) for eager attention (Falcon)."""
-        return self.full()
+        return self.expand_queries()
 
 
-def built(original, *args, **kwargs):
+def build_bias(original, *args, **kwargs):
     """Return the family's bias times the factors of this forward."""
     bias, shares = original(*args, **kwargs), getattr(CURRENT, "shares", None)
     if shares is None:
@@ -88,11 +88,11 @@ def built(original, *args, **kwargs):
 
 
 def positions_of(mask, seen, length, device):
-    """Return the query positions (b or 1, l), by a mask of tokens (b, k), a mask of pairs (b, 1, l, k) or None."""
+    """Return the query positions (b or 1, l) by a mask: of tokens (b, k), of pairs (b, 1, l, k), or None."""
     columns = torch.arange(length, device=device) + seen
     if mask is None:
         return columns[None]
-    if mask.ndim == 4:  # Keys that a query may not see are masked by True, or by a number below 0.
+    if mask.ndim == 4:  # Hidden keys are marked by True, or by a number below 0.
         return (mask == 0).sum(-1)[:, 0] - 1
     return (mask.to(device).cumsum(-1) - 1)[:, columns]
 
@@ -130,11 +130,14 @@ def model_init(method, original, model, config, *args, **kwargs):
 
 
 def family(stub, modeling, methods):
-    """Return a private copy of the family's modeling module for the checkpoint module named `stub`; one method."""
+    """Return a private copy of the family's modeling module for the checkpoint module named `stub`.
+
+    `methods` is a list of one class.
+    """
     module, (method,) = private_copy(stub, modeling), methods
     builder = next(name for name in BUILDERS if hasattr(module, name))
-    setattr(module, builder, functools.partial(built, getattr(module, builder)))
-    needs_mask = hasattr(module, "_get_alibi_slopes")  # BLOOM of transformers 5 builds one if it gets none.
+    setattr(module, builder, functools.partial(build_bias, getattr(module, builder)))
+    needs_mask = hasattr(module, "_get_alibi_slopes")  # BLOOM of transformers 5 creates a mask if it has none.
     for cls in classes_of(module):
         if is_model(cls):
             replace(cls, "__init__", functools.partial(model_init, method))

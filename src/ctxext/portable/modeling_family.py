@@ -1,10 +1,14 @@
 """A private copy of a family's modeling module that calls the methods of a checkpoint.
 
-This file travels inside checkpoints and knows no method: a stub beside it names the family and the methods, and
-`family` copies the family's module and adds them. config.json contains their settings in `ctxext_code`: `rope`, the
-model's schedule, which the sentinel rope type hides, `hidden`, other values hidden from unmodified classes, and
-`steps`, one entry per method. Attention classes and everything else are the family's, and the installed module, which
-other models use, is not changed.
+This file is copied into checkpoints. The checkpoint's `modeling_ctxext.py` names the family and the methods; `family`
+copies the family's module and adds the methods. Their settings are in config.json, in `ctxext_code`:
+
+- `rope`: the model's schedule, which the sentinel rope type hides from classes that lack the methods
+- `hidden`: other values hidden from such classes
+- `steps`: one entry per method
+
+Attention classes and the rest of the model are the family's. The installed module, which other models use, is not
+changed.
 """
 
 import copy
@@ -26,7 +30,7 @@ from .method import (
     Row,
     Tables,
     Turn,
-    chained,
+    chain_hooks,
     layer_of,
     refuse_mask,
     text_positions,
@@ -51,14 +55,14 @@ APPLY = ("apply_rotary_pos_emb", "apply_rotary_emb")  # The function that rotate
 
 
 def parts_of(tables):
-    """Return cos and sin: as most families return them, or as the parts of one complex tensor (Llama 4)."""
+    """Return cos and sin from a rotary embedding's output, which is a pair or one complex tensor (Llama 4)."""
     return (tables.real, tables.imag) if torch.is_tensor(tables) else tables
 
 
-def turned(query, key, cos, sin, unsqueeze_dim=1):
+def rotate_complex(query, key, cos, sin, unsqueeze_dim=1):
     """Rotate by complex numbers, with the usual arguments of a family: cos and sin have one column for each pair."""
     turn = torch.complex(cos.float(), sin.float()).unsqueeze(unsqueeze_dim)
-    if not MODERN:  # The family's has this memory layout, which changes the last bit of a product.
+    if not MODERN:  # The memory layout of the family's tensor, which affects the last bit of a product.
         turn = turn.transpose(1, -1).contiguous().transpose(1, -1)
     return tuple(
         torch.view_as_real(torch.view_as_complex(x.float().unflatten(-1, (-1, 2))) * turn).flatten(-2).type_as(x)
@@ -80,8 +84,8 @@ def frame_of(rotary, layer_type, like):
     return Frame(inverse, kept[layer_type, like.device], scaling, like.dtype)
 
 
-def within_texts(rotary, args, kwargs):
-    """Return the `Given` of a rotary embedding and its arguments, with positions within texts if these are needed."""
+def use_text_positions(rotary, args, kwargs):
+    """Return the `Given` and arguments of a rotary embedding, with positions within texts if a method needs them."""
     known = getattr(CURRENT, "given", None)
     method = next((method for method in getattr(rotary, "ctxext_methods", ()) if method.counts_in_texts), None)
     if method is None or known is None or known.rows is None:
@@ -98,7 +102,7 @@ def within_texts(rotary, args, kwargs):
 
 def rotary_forward(original, rotary, *args, **kwargs):
     """Return the family's (cos, sin), with `Tables` instead of cos."""
-    known, args, kwargs = within_texts(rotary, args, kwargs)
+    known, args, kwargs = use_text_positions(rotary, args, kwargs)
     original_tables = original(rotary, *args, **kwargs)
     cos, sin = parts_of(original_tables)
     given = dict(zip(("x", "position_ids"), args, strict=False)) | kwargs
@@ -117,8 +121,8 @@ def rotary_forward(original, rotary, *args, **kwargs):
         moved = {name: turn.to if value is positions else value for name, value in kwargs.items()}
         return parts_of(original(rotary, *(turn.to if value is positions else value for value in args), **moved))
 
-    table = functools.partial(chained(methods, "tables", innermost), frame)
-    sets = chained(methods, "positions", lambda sets: sets)([(positions, positions)])
+    table = functools.partial(chain_hooks(methods, "tables", innermost), frame)
+    sets = chain_hooks(methods, "positions", lambda sets: sets)([(positions, positions)])
     by_set = []
     for query, key in sets:  # If they share their positions, the keys' tables are None.
         by_set.append((table(Turn(query, None)), None if key is query else table(Turn(key, None))))
@@ -131,10 +135,10 @@ def rotary_forward(original, rotary, *args, **kwargs):
     return (cos if call.is_plain else call), sin
 
 
-def counted(mask, seen, length):
-    """Return positions (b, l), counted from the first column that a mask of tokens (b, n) shows, or None if that is 0.
+def count_positions(mask, seen, length):
+    """Return positions (b, l), counted from the first column that a mask of tokens (b, n) shows.
 
-    Families count positions from the first column, so that padding between tokens counts as tokens do.
+    They are None if that is column 0 in every row. Families count columns, so padding between tokens counts as tokens.
     """
     if not torch.compiler.is_compiling() and bool((mask[:, 0] != 0).all()):
         return None
@@ -143,15 +147,15 @@ def counted(mask, seen, length):
 
 
 def full_mask(mask):
-    """Return the mask of pairs (b, h, l, n) that a caller made for layers with full attention, or None."""
+    """Return the caller's mask of pairs (b, h, l, n) for layers with full attention, or None."""
     mask = mask.get("full_attention") if isinstance(mask, dict) else mask
     return mask if torch.is_tensor(mask) and mask.ndim == 4 else None
 
 
 def model_forward(names, original, model, *args, **kwargs):
-    """Call the family's model, and pass its layers arguments that only it receives: the mask of tokens and the cache.
+    """Call the family's model, and store the mask of tokens and the number of cached tokens for its layers.
 
-    Models within a model (a text model within a multimodal one) may get another form of the mask.
+    A model within a model (a text model within a multimodal one) may receive another form of the mask.
     """
     given = dict(zip(names, args, strict=False)) | kwargs
     inputs = next((given[name] for name in ("input_ids", "inputs_embeds") if given.get(name) is not None), None)
@@ -164,19 +168,19 @@ def model_forward(names, original, model, *args, **kwargs):
     mask, length = given.get("attention_mask"), inputs.shape[1]
     if not (torch.is_tensor(mask) and mask.ndim == 2):
         mask = None if outer is None else outer.mask
-    # Continuous batching lays texts end to end, which methods that need their lengths refuse.
+    # Continuous batching concatenates texts; methods that need their lengths refuse it.
     seen = 0 if cache is None or "read_index" in given else tokens_in(cache)
     seen = seen.clone() if torch.is_tensor(seen) else seen  # A static cache counts in place.
     rows, pairs = None, full_mask(given.get("attention_mask"))
     if given.get("position_ids") is None:
         if mask is not None:
-            rows = counted(mask, seen, length)
-        elif outer is not None:  # The outer model made the mask, or has read it.
+            rows = count_positions(mask, seen, length)
+        elif outer is not None:  # The outer model created the mask or has already read it.
             rows = outer.rows
         elif pairs is not None:
             rows = text_positions(pairs, seen, length)
     elif outer is not None and given["position_ids"].ndim == 2:
-        rows = outer.rows  # Gemma 4: the outer model numbers the columns if its caller gives no positions.
+        rows = outer.rows  # The outer model numbers the columns if its caller passes no positions (Gemma 4).
     CURRENT.given = Given(mask, seen, rows)
     try:
         return original(model, *args, **kwargs)
@@ -204,7 +208,7 @@ def layer_forward(names, original, layer, *args, **kwargs):
     rows = tables[0].memory.get("rows") if tables else None
     call = None if rows else Call(part, attention, tables and tables[0], given)
 
-    def replaced(value):
+    def insert_call(value):
         if not holds_tables(value):
             return value
         first = rows.get(number, value[0].cos) if rows else value[0].cos if call.is_plain else call
@@ -212,8 +216,8 @@ def layer_forward(names, original, layer, *args, **kwargs):
 
     outer, CURRENT.call = getattr(CURRENT, "call", None), call
     try:
-        kwargs = {name: replaced(value) for name, value in kwargs.items()}
-        return original(layer, *(replaced(value) for value in args), **kwargs)
+        kwargs = {name: insert_call(value) for name, value in kwargs.items()}
+        return original(layer, *(insert_call(value) for value in args), **kwargs)
     finally:
         CURRENT.call = outer
 
@@ -235,7 +239,7 @@ def apply(original, names, *args, **kwargs):
         sets.append(rotated if for_key is None else [rotated[0], call.rotate(tensors, for_key, axis)[1]])
     if len(tensors) == 1:
         return sets[0][0]
-    return chained(call.methods, "merge", lambda queries, keys: (queries[0], keys[0]))(*zip(*sets, strict=True))
+    return chain_hooks(call.methods, "merge", lambda queries, keys: (queries[0], keys[0]))(*zip(*sets, strict=True))
 
 
 class Attentions:
@@ -245,15 +249,15 @@ class Attentions:
         self.original = original
 
     def __getitem__(self, name):
-        return attending(self.original[name])
+        return wrap_attention(self.original[name])
 
     def get_interface(self, name, default):
         """Return the function of this name, wrapped by the methods. The default, the private module's, is wrapped."""
         function = self.original.get_interface(name, default)
-        return function if function is default else attending(function)
+        return function if function is default else wrap_attention(function)
 
 
-def attending(function):
+def wrap_attention(function):
     """Wrap an attention function by the methods of the layer that calls it."""
 
     @functools.wraps(function)
@@ -275,7 +279,7 @@ def attending(function):
 
 
 def original_schedule(config):
-    """Return the config with the original rope schedule, and the layer types it was hidden for ([None]: all)."""
+    """Return the config with the original schedule, and the layer types from which it was hidden ([None]: all)."""
     settings, live = getattr(config, KEY, None), None if MODERN else getattr(config, "rope_scaling", None)
     live = (getattr(config, "rope_parameters", None) if live is None else live) or {}
     entries = live if any(isinstance(entry, dict) for entry in live.values()) else {None: live}
@@ -319,7 +323,7 @@ def rotary_init(methods, original, rotary, config=None, *args, **kwargs):
     module = sys.modules[original.__module__]
     takes_config = hasattr(config, "to_dict")
     text, layer_types = original_schedule(config if takes_config else getattr(module, "ctxext_config", None))
-    first = text if takes_config else config  # In some families of transformers 4 it is a size.
+    first = text if takes_config else config  # In some families of transformers 4 the first argument is a size.
     rope_type = getattr(text, KEY)["rope"].get("rope_type", "default") if layer_types else None
 
     functions = getattr(module, "ROPE_INIT_FUNCTIONS", {})
@@ -401,7 +405,7 @@ def give_part(layer, name, methods, rotation):
 
 
 def runs_at(layer):
-    """Return the names of the arguments of a layer and of its attention: some specify its depth."""
+    """Return the names of the arguments of a layer and of its attention. Some specify the depth of the layer."""
     return {*arguments_of(type(layer)), *arguments_of(type(getattr(layer, layer.ctxext_part.name)))}
 
 
@@ -427,28 +431,32 @@ def check_parts(model, layers, has_tables):
 def family(stub, modeling, methods):
     """Return a private copy of the family's modeling module for the checkpoint module named `stub`.
 
-    `methods` are the classes behind the steps, in any order; a step names its class.
+    `methods` are the classes of the steps, in any order; the `method` of a step is the `name` of its class.
     """
     module = private_copy(stub, modeling)
     applied = next((name for name in APPLY if hasattr(module, name)), None)
     function = getattr(module, applied) if applied else None
     names = list(inspect.signature(function).parameters) if applied else ()
-    if inspect.isfunction(function):  # Attentions of some releases have it, and pickle finds it by its name.
+    if inspect.isfunction(
+        function
+    ):  # Pickle finds it by its name: in some releases attentions have it as an attribute.
         function.__qualname__ = f"original_{applied}"
         setattr(module, function.__qualname__, function)
     if {"cos", "freqs_cis"}.isdisjoint(names):
         raise ValueError(f"{modeling} of transformers {transformers.__version__} has no known rotation of queries.")
-    module.ctxext_rotation = (function, names.index("cos") == 2) if "cos" in names else (turned, True)
+    module.ctxext_rotation = (function, names.index("cos") == 2) if "cos" in names else (rotate_complex, True)
     module.ctxext_prepare = prepare
     setattr(module, applied, functools.partial(apply, function, names))
-    if any(method.attend is not Method.attend for method in methods):  # Other methods work with any engine's attention.
+    if any(
+        method.attend is not Method.attend for method in methods
+    ):  # Other methods do not depend on the attention function.
         if not hasattr(module, "ALL_ATTENTION_FUNCTIONS"):
             raise ValueError(
                 f"{modeling} of transformers {transformers.__version__} does not use the attention interface."
             )
         module.ALL_ATTENTION_FUNCTIONS = Attentions(module.ALL_ATTENTION_FUNCTIONS)
         if hasattr(module, "eager_attention_forward"):
-            module.eager_attention_forward = attending(module.eager_attention_forward)
+            module.eager_attention_forward = wrap_attention(module.eager_attention_forward)
     by_name = {method.name: method for method in methods}
 
     def build(settings):

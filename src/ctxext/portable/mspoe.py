@@ -1,9 +1,9 @@
 """Ms-PoE: one position scale per KV head, ordered once at conversion or by each prompt.
 
 Paper: "Found in the Middle", https://arxiv.org/abs/2403.04797. A step contains `ratios` (one per KV head, ascending),
-`layers` (those that take part), `ranks` (for each of these the number of each head's ratio; absent: each prompt
-chooses), `schedule`, `rescale`, `variant`, and `pairs` if fewer rotate than have a frequency. Shapes: b batch, g KV
-heads, n queries per KV head, l length, d rotary, r ratios, c columns of cos and sin.
+`layers` (those that take part), `schedule`, `rescale`, `variant`, and `pairs` if fewer pairs rotate than have a
+frequency. `ranks` has the index of each head's ratio for each layer; without it, each prompt chooses. Shapes: b batch,
+g KV heads, n queries per KV head, l length, d rotary, r ratios, c columns of cos and sin.
 """
 
 import functools
@@ -12,7 +12,7 @@ import math
 import torch
 from transformers.utils import logging
 
-from .method import Method, Row, angles_of, per_column, state_of, waves
+from .method import Method, Row, angles_of, compute_cos_sin, per_column, state_of
 
 PIECE = 131072  # Number of a query's values that are rotated at once on a CPU, so that they stay in its cache.
 CALIBRATED = "A conversion with --head-order calibrated gives the same results however it is run."
@@ -23,19 +23,19 @@ class MsPoE(Method):
 
     name = "mspoe"
     kept = None  # The columns and inverse frequencies of the last call, and the result of `frequencies`.
-    length = 0  # Of the last call without a cache, to detect a text that grows.
+    length = 0  # Length of the last call without a cache, to detect a text that grows.
 
     def __init__(self, settings):
         super().__init__(settings)
         self.counts_in_texts = settings.get("rescale", "uniform") != "uniform"
 
     def tables(self, inner, frame, turn):
-        """Return the inner tables, for layers that take no part, and cos and sin of every ratio (r, b, l, 2 c)."""
-        angles = angles_of(turn, self.frequencies(frame)[:, None, None], self.moved)
-        return inner(frame, turn), torch.cat(waves(frame, angles), -1)
+        """Return the inner tables, for layers that do not take part, and cos and sin of every ratio (r, b, l, 2 c)."""
+        angles = angles_of(turn, self.frequencies(frame)[:, None, None], self.move_positions)
+        return inner(frame, turn), torch.cat(compute_cos_sin(frame, angles), -1)
 
     def frequencies(self, frame):
-        """Return the frequencies (r, c) of every ratio. On a CPU they are kept while the model's are the same."""
+        """Return the frequencies (r, c) of every ratio. On a CPU they are reused while the model's are the same."""
         if torch.compiler.is_compiling() or frame.inverse.device.type != "cpu":
             return head_frequencies(self.settings, frame.inverse)[:, frame.columns]
         columns, inverse, kept = frame.columns, frame.inverse, self.kept  # Threads may replace `self.kept`.
@@ -43,7 +43,7 @@ class MsPoE(Method):
             kept = self.kept = columns, inverse.clone(), head_frequencies(self.settings, inverse)[:, columns]
         return kept[2]
 
-    def moved(self, positions):
+    def move_positions(self, positions):
         """Return the positions for each ratio, (1 or r, b, l, 1 or c): only a range of them may be compressed."""
         positions = per_column(positions)[None]
         if self.settings["rescale"] == "uniform":
@@ -61,17 +61,17 @@ class MsPoE(Method):
         if len(tensors) == 2 and call.kv_heads is None:
             call.see_heads(tensors[1].shape[axis], total)
         heads = call.kv_heads or total
-        here = slice(call.first_head, call.first_head + heads)  # Tensor parallelism: a rank has a slice of them.
+        here = slice(call.first_head, call.first_head + heads)  # Under tensor parallelism a rank has some of them.
         length = tensors[0].shape[3 - axis]
         if length == 1 and (row := self.row(inner, call, table, here)) is not None:
             return row.rotate(tensors, call)
         tensors = [tensor.view(*tensor.shape[:axis], heads, -1, *tensor.shape[axis + 1 :]) for tensor in tensors]
         rows = 3 if axis == 1 else 1  # The axis of query positions.
         ranks = self.ranks(call, tensors, axis)
-        waves_of = functools.partial(pick, table, ranks if ranks.shape[1] == heads else ranks[:, here])
+        pick_piece = functools.partial(pick, table, ranks if ranks.shape[1] == heads else ranks[:, here])
 
-        def rotated(start, count):
-            cos, sin = waves_of(start, count)
+        def rotate_piece(start, count):
+            cos, sin = pick_piece(start, count)
             if axis == 2:
                 cos, sin = cos.transpose(1, 2), sin.transpose(1, 2)
             pieces = tensors if count == length else [tensor.narrow(rows, start, count) for tensor in tensors]
@@ -79,11 +79,11 @@ class MsPoE(Method):
 
         step = max(32, PIECE * length // max(tensors[0].numel(), 1))
         if length < 2 * step or torch.compiler.is_compiling() or any(x.requires_grad or x.is_cuda for x in tensors):
-            return [tensor.flatten(axis, axis + 1) for tensor in rotated(0, length)]
+            return [tensor.flatten(axis, axis + 1) for tensor in rotate_piece(0, length)]
         results = []
         for start in range(0, length, step):
             count = min(step, length - start)
-            pieces = rotated(start, count)
+            pieces = rotate_piece(start, count)
             if not results:
                 pairs = zip(tensors, pieces, strict=True)
                 results = [torch.empty_like(tensor, dtype=piece.dtype) for tensor, piece in pairs]
@@ -110,12 +110,12 @@ class MsPoE(Method):
             pairs = zip(cos[:, :, 0].split(1), sin[:, :, 0].split(1), strict=True)
             rows = {layer: Row(inner, pair) for layer, pair in zip(layers, pairs, strict=True)}
             call.memory[name] = table, rows
-            if len(call.methods) == 1:  # Layers to come need nothing else.
+            if len(call.methods) == 1:  # The next layers need nothing else.
                 call.memory["rows"] = rows
         return call.memory[name][1][call.layer]
 
     def ranks(self, call, tensors, axis):
-        """Return the number of each head's ratio, (1 or b, g): from the recipe, from the cache, or chosen now."""
+        """Return the index of each head's ratio, (1 or b, g): from the recipe, from the cache, or chosen now."""
         if "ranks" in self.settings:
             ranks = self.settings["ranks"][self.settings["layers"].index(call.layer)]
             return torch.tensor([ranks], device=tensors[0].device)
@@ -144,7 +144,7 @@ class MsPoE(Method):
         logging.get_logger("transformers.ctxext").warning_once(f"Ms-PoE in prompt order: {reason}. {CALIBRATED}")
 
     def choose(self, call, tensors, axis):
-        """Choose the number of each head's ratio for this prompt, (b, g), by the awareness of its last query."""
+        """Choose the index of each head's ratio for this prompt, (b, g), by the awareness of its last query."""
         call.needs_sequences("Ms-PoE in prompt order (--head-order calibrated does not)")
         if call.kv_heads != len(self.settings["ratios"]):
             raise ValueError("Under tensor parallelism no rank sees all heads: convert with --head-order calibrated.")
@@ -157,7 +157,7 @@ class MsPoE(Method):
         return self.order(call, awareness(query, key[:, :, 0], call.mask, call.scaling))
 
     def sees_packed(self, call):
-        """Return whether this forward has packed sequences; positions are read once per forward, not while tracing."""
+        """Return whether this forward has packed sequences, computed once per forward; False while tracing."""
         if torch.compiler.is_compiling():
             return False
         name = (self.name, "packed")
@@ -166,14 +166,14 @@ class MsPoE(Method):
         return call.memory[name]
 
     def order(self, call, scores):
-        """Order a layer's heads by awareness (b, g), ties by number; the most aware gets the smallest ratio."""
+        """Order a layer's heads by awareness (b, g), ties by index; the most aware gets the smallest ratio."""
         order = scores.argsort(dim=-1, descending=True, stable=True)
-        # The released code uses the order as the ratios' numbers; in the paper the number is the head's rank in it.
+        # The released code uses the order as indices of ratios; in the paper the index is the head's rank in the order.
         return order if self.settings["variant"] == "released" else order.argsort(-1)
 
 
 def visible_keys(mask, length):
-    """Return the keys that the last query sees, (1 or b, l), or None for all of them. Padding is never seen."""
+    """Return the keys that the last query sees, (1 or b, l), or None if it sees all of them."""
     mask = mask["causal"] if isinstance(mask, dict) else mask
     if hasattr(mask, "mask_mod"):  # Flex attention.
         keys = torch.arange(length, device=mask.kv_num_blocks.device)
@@ -188,8 +188,8 @@ def visible_keys(mask, length):
 def is_packed(positions, mask):
     """Return whether a row of the batch contains several sequences.
 
-    If it does, positions (b or 1, l) go back, or a token does not see the previous one. Padding does not see itself, so
-    its positions are ignored.
+    Then positions (b or 1, l) decrease, or a token does not see the previous one. Positions of padding are ignored,
+    because it does not see itself.
     """
     mask = mask["causal"] if isinstance(mask, dict) else mask
     back = positions.diff() < 0
@@ -211,9 +211,9 @@ def is_packed(positions, mask):
 
 @torch.no_grad()
 def awareness(query, key, mask=None, scaling=None):
-    """Return the share of keys with over three times the last query's mean attention, from un-rotated states: (b, g).
+    """Return the share of keys with over three times the last query's mean attention, (b, g), from un-rotated states.
 
-    `query` is (b, g, n, l, d), `key` (b, g, l, d). One attention row is computed, in float32: O(l) time and memory.
+    `query` is (b, g, n, l, d), `key` (b, g, l, d). Only the scores of the last query are computed, in float32.
     """
     seen = visible_keys(mask, key.shape[2])
     if seen is None:
@@ -225,7 +225,8 @@ def awareness(query, key, mask=None, scaling=None):
         count = seen.sum(-1).view(-1, 1, 1, 1)
     scores = last.float() @ key.float().transpose(2, 3) * (scaling or key.shape[3] ** -0.5)
     scores = scores if seen is None else scores.masked_fill(~seen[:, None, None], -math.inf)
-    # A query's mean is one over its keys. Queries that share a KV head share one count: whole numbers tie exactly.
+    # A query's mean is one over its number of keys. Queries that share a KV head share one count, because whole numbers
+    # tie exactly, in any precision.
     return ((scores.softmax(-1) * count > 3).sum((2, 3), keepdim=True) / (count * query.shape[2])).flatten(1)
 
 
@@ -248,9 +249,9 @@ def head_frequencies(settings, inverse):
 
 
 def pick(table, ranks, start=0, count=None):
-    """Return cos and sin (b, g, l, c) from tables (r, b, l, 2 c) and the numbers of the heads' ratios (1 or b, g).
+    """Return cos and sin (b, g, l, c) from tables (r, b, l, 2 c) and the indices of the heads' ratios (1 or b, g).
 
-    With a count, only those of so many positions from number `start` on.
+    With a count, only those of `count` positions from index `start` on.
     """
     batch = table.shape[1]
     table = table if count in (None, table.shape[2]) else table[:, :, start : start + count]

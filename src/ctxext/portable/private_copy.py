@@ -1,6 +1,6 @@
-"""A private copy of a family's modeling module, which methods may change: the installed one, which others use, stays.
+"""A private copy of a family's modeling module, for methods to change. The installed module stays unchanged.
 
-This file travels inside checkpoints and knows no method.
+This file is copied into checkpoints. It does not depend on the methods.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ CACHES = ("cache", "past_key_values", "past_key_value", "layer_past", "cache_par
 
 
 def cache_in(arguments):
-    """Return the cache among the arguments of a forward, or None if there is none; that of an engine has no length.
+    """Return the cache among the arguments of a forward, or None. An engine's cache may lack a length.
 
     Raises:
         ValueError: an argument with the name of a cache is not a cache.
@@ -40,9 +40,9 @@ def cache_in(arguments):
 
 
 def tokens_in(cache):
-    """Return the number of tokens in a cache; it may be a tensor.
+    """Return the number of tokens in a cache, as int or tensor.
 
-    MiniMax's cache counts those of the first layer, which keeps none if it has no attention.
+    A cache counts the tokens of its first layer, which stores none if it has no attention (MiniMax).
     """
     seen = cache.get_seq_length()
     if torch.is_tensor(seen) or seen:
@@ -54,7 +54,8 @@ def tokens_in(cache):
 def private_copy(stub, modeling):
     """Return a copy of the module `modeling` for the checkpoint module named `stub`.
 
-    By its name it is a submodule of the stub: pickle imports the stub, which makes the copy, before it finds classes.
+    Its name is that of a submodule of the stub. So pickle imports the stub, which creates the copy, before it looks up
+    classes.
     """
     spec = importlib.util.find_spec(modeling)
     module = importlib.util.module_from_spec(spec)
@@ -71,21 +72,21 @@ def private_copy(stub, modeling):
         generic = next((base for base in cls.__mro__ if "__init__" in vars(base)), cls)
         if (
             generic.__module__ == "transformers.modeling_layers"
-        ):  # Heads that build their body with AutoModel: with ours.
+        ):  # Heads that build their body by AutoModel would build the installed one.
             init, names = generic.__init__, {"AutoModel": module.AutoModel}
             signature = (init.__name__, init.__defaults__, init.__closure__)
             cls.__init__ = types.FunctionType(init.__code__, {**init.__globals__, **names}, *signature)
         if issubclass(cls, PreTrainedModel):
             cls.is_custom_code = classmethod(lambda cls: False)  # Its weights are stored as the family's are.
         if PreTrainedModel in cls.__bases__:
-            cls.__init_subclass__ = renamed(cls)
+            cls.__init_subclass__ = keep_newest_class(cls)
     return module
 
 
-def renamed(base):
-    """Return a hook that keeps the newest class of a name in its module, where pickle looks for it.
+def keep_newest_class(base):
+    """Return a hook that stores each new class in its module, because pickle looks it up there.
 
-    transformers 4 replaces the stub's class by one of the same name that generates.
+    transformers 4 replaces the stub's class by a subclass of the same name that can generate.
     """
 
     def __init_subclass__(cls, **kwargs):
@@ -101,13 +102,13 @@ def classes_of(module):
 
 
 def is_model(cls):
-    """Return whether a class is a whole model that defines `__init__`."""
+    """Return whether a class is a complete model and defines `__init__`."""
     return issubclass(cls, PreTrainedModel) and "__init__" in vars(cls) and not cls.__name__.endswith("PreTrainedModel")
 
 
 @contextlib.contextmanager
 def true_values(config, settings):
-    """Give a configuration the values that config.json hides from unmodified classes, then hide them again."""
+    """Restore the values that config.json hides from unmodified classes, for the duration of the context."""
     replaced = []
     for place, value in ((settings or {}).get("hidden") or {}).items():
         *path, name = place.split(".")
@@ -132,7 +133,7 @@ def put(holder, name, value):
 
 
 def find_renamed_weights(model):
-    """Let transformers 5, which looks up some renamed weights by the class name, find those of our classes."""
+    """Register renamed weights for our classes: transformers 5 looks up some of them by the class name."""
     name = type(model).__name__
     if MODERN and (renamed := conversion_mapping.get_checkpoint_conversion_mapping(name.removeprefix(PREFIX))):
         conversion_mapping.register_checkpoint_conversion_mapping(name, renamed, overwrite=True)
@@ -153,10 +154,10 @@ def arguments_of(cls):
 
 
 def check_arguments(cls, *names):
-    """Refuse a class of models with a forward that lacks a cache or one of these arguments.
+    """Refuse a class of models if its forward lacks a cache or one of these arguments.
 
     Raises:
-        ValueError: one is missing; the message names it.
+        ValueError: an argument is missing; the message names it.
     """
     parameters = inspect.signature(cls.forward).parameters
     missing = [name for name in names if name not in parameters]

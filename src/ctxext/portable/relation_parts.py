@@ -1,6 +1,6 @@
 """The parts of attention by relation maps: masks, positions of keys, tiles, and the cache of rotated keys.
 
-This file travels inside checkpoints. Shapes: b batch, h heads, g key heads, l queries, n keys, d head.
+This file is copied into checkpoints. Shapes: b batch, h heads, g key heads, l queries, n keys, d head.
 """
 
 import functools
@@ -22,14 +22,14 @@ def first_base(call, length, total, mask):
 
 
 def causal(rows, total, base, mask=None, window=0):
-    """Return the keys that each query sees without a mask of scores: queries (b or 1, l) by number, (b or 1, l, n)."""
+    """Return the keys (b or 1, l, n) that queries (b or 1, l), given by index, see without a mask of pairs."""
     keys, last = torch.arange(total, device=rows.device), (base + rows)[..., None]
     seen = (keys <= last) & (keys > last - window) if window else keys <= last
     return seen if mask is None else seen & (mask[:, None, :total] != 0)
 
 
 def visible(mask, rows, total, base, window=0):
-    """Return the keys that some queries see: queries (b or 1, l) by number, any backend's mask, (b or 1, l, n)."""
+    """Return the keys (b or 1, l, n) that queries (b or 1, l), given by index, see by any backend's mask."""
     if hasattr(mask, "mask_mod"):  # Flex attention.
         batch = torch.arange(mask.shape[0], device=rows.device)[:, None, None]
         return mask.mask_mod(batch, torch.zeros_like(batch), rows[..., None], torch.arange(total, device=rows.device))
@@ -41,22 +41,22 @@ def visible(mask, rows, total, base, window=0):
     return picked if picked.dtype == torch.bool else picked > torch.finfo(picked.dtype).min / 2
 
 
-# The positions of queries (b or 1, l) and of keys (b or 1, n) of a call within their texts, and those by which they are
-# rotated. Positions of keys that no query sees are arbitrary.
+# The positions of the queries (b or 1, l) and of the keys (b or 1, n) of a call within their texts, and those of their
+# rotation. Positions of keys that no query sees are arbitrary.
 Places = namedtuple("Places", ["rows", "rotated", "keys", "rotated_keys"])
-PIECE = 65536  # Values that are rotated at once, which fit the cache of a CPU.
+PIECE = 65536  # Number of values rotated at once, so that they stay in the cache of a CPU.
 NOWHERE = 1 << 40  # The position of unused places in a cache: after every query.
 
 
 def is_exporting():
-    """Return whether torch.export records a graph. Its lengths are symbols: they name nothing and bound no loop."""
+    """Return whether torch.export records a graph. Its lengths are symbols, which cannot be keys or end a loop."""
     return getattr(torch.compiler, "is_exporting", lambda: False)()
 
 
 def places_of(call, key, length, mask, base):
     """Return the Places of this call over keys (b, g, n, d), computed once per forward.
 
-    The cache keeps those of its keys.
+    The cache stores the positions of its keys.
 
     Raises:
         ValueError: the positions of the keys are not known.
@@ -70,7 +70,7 @@ def places_of(call, key, length, mask, base):
 
 
 def find_places(call, key, length, mask, base):
-    """Compute the Places for `places_of`. The cache stores (b, n, 2): positions and those by which keys are rotated."""
+    """Compute the Places for `places_of`. The cache stores (b, n, 2): positions of keys and of their rotation."""
     total, seen, traced = key.shape[2], call.seen, torch.compiler.is_compiling()
     has_cache = isinstance(call.cache, Cache) and seen is not None
     if torch.is_tensor(seen) and not traced:
@@ -95,7 +95,7 @@ def find_places(call, key, length, mask, base):
         if not bool((begins | (first == 0)).all()):
             refuse_mask("relation maps")
     if call.positions is call.rotated and kept.shape[1] and not torch.is_tensor(seen) and seen:
-        # Positions that are given count as those by which the tokens before are rotated.
+        # Passed positions continue those by which the cached tokens are rotated.
         last = kept[:, seen - 1, None]
         rows = rows + torch.nn.functional.pad(last[..., :1] - last[..., 1:], (0, 1))
     rows = rows.expand(len(key), -1, -1)
@@ -114,7 +114,7 @@ def find_places(call, key, length, mask, base):
 
 
 def begins_again(m, mask, base):
-    """Return whether query positions (b or 1, l) fall within a text and no mask of scores hides the tokens before."""
+    """Return whether query positions (b or 1, l) restart and no mask of pairs hides the tokens before."""
     if hasattr(mask, "mask_mod") or getattr(mask, "ndim", 2) == 4:
         return False
     if mask is not None:  # The positions of padding are arbitrary.
@@ -125,7 +125,7 @@ def begins_again(m, mask, base):
 
 
 def guessed_places(call, rows, total, length, mask, base):
-    """Return Places without positions of earlier keys: counted back from the queries, if no earlier key is hidden."""
+    """Return Places if positions of earlier keys are unknown: counted back from the queries, if no key is hidden."""
     m, rotated = rows.unbind(-1)
     keys, last = torch.arange(total, device=m.device), base + length - 1
     if not torch.compiler.is_compiling() and mask is not None:
@@ -143,10 +143,7 @@ def guessed_places(call, rows, total, length, mask, base):
 
 
 def plain_base(places, mask, total, base):
-    """Return the number of keys before the first query, or None.
-
-    It is None if something else than causality hides keys, or a position jumps.
-    """
+    """Return the number of keys before the first query if only causality hides keys and no position jumps, or None."""
     m, rotated, keys, rotated_keys = places
     length = m.shape[1]
     steps = torch.arange(length, device=m.device)
@@ -169,7 +166,7 @@ def plain_base(places, mask, total, base):
 
 
 def served_rows(backend, count, length, mask):
-    """Return a number of first queries, at least `count`, that are bit-equal to those in a call of all queries.
+    """Return the number of first queries to compute together, at least `count`, for bit-equality to a call of all.
 
     On a CPU sdpa divides queries by 256 and keys by 512, and computes differently below 768 queries.
     """
@@ -189,10 +186,10 @@ def serve(inner, count, base, query, key, value, mask, kwargs):
     return inner(query[:, :, :count], key, value, mask if mask is None else mask[:, :, :count], **kwargs)
 
 
-def joined(changed, plan, stock, mapped):
-    """Join output (b, l, h, d) and weights (b, h, l, n): `mapped` where `changed` (b or 1, l), else `stock`."""
+def join_outputs(changed, plan, unchanged, mapped):
+    """Join outputs (b, l, h, d) and weights (b, h, l, n): `mapped` for the queries `changed` (b or 1, l)."""
     results = []
-    for axis, whole, part in zip((1, 2), stock, mapped, strict=True):
+    for axis, whole, part in zip((1, 2), unchanged, mapped, strict=True):
         if part is None or (whole is None and plan.served):
             results.append(None)
             continue
@@ -214,7 +211,7 @@ def scaling(call, query, kwargs):
     return query.shape[-1] ** -0.5 if given is None else given
 
 
-def scaled(call, query, scales):
+def scale_query(call, query, scales):
     """Multiply the query (b, h, l, d) by two factors (b or 1, l), None for 1: on all of it, and on its rotary part."""
     whole, rotating = (scale if scale is None else scale[:, None, :, None] for scale in scales)
     if rotating is not None and (width := 2 * len(call.tables.frame.inverse)) < query.shape[-1]:
@@ -224,10 +221,10 @@ def scaled(call, query, scales):
     return query if factor is None else (query.float() * factor).to(query.dtype)
 
 
-def turned(call, tensor, to, since, slowed=None, name=None):
-    """Rotate a tensor (b, h, l, d) from positions to others (`call.turn`), in pieces that fit the CPU's cache.
+def rotate_in_pieces(call, tensor, to, since, slowed=None, name=None):
+    """Rotate a tensor (b, h, l, d) from positions to others by `call.turn`, in pieces that fit the CPU's cache.
 
-    With a name, the result is in a buffer that the next tensor of this name reuses, in this layer or a later one.
+    With a name, the result is in a buffer that the next tensor of this name overwrites, in this layer or a later one.
     """
     step = max(32, PIECE // (tensor.shape[0] * tensor.shape[1] * tensor.shape[3]))
     if torch.compiler.is_compiling() or tensor.requires_grad or tensor.shape[2] < 2 * step or tensor.is_cuda:
@@ -246,8 +243,8 @@ def turned(call, tensor, to, since, slowed=None, name=None):
     return result
 
 
-def without(tensor, hole, axis):
-    """Return a tensor without the keys of a hole."""
+def remove_hole(tensor, hole, axis):
+    """Return a tensor without the keys between the two borders of a hole."""
     return torch.cat(
         [tensor.narrow(axis, 0, hole[0]), tensor.narrow(axis, hole[1], tensor.shape[axis] - hole[1])], axis
     )
@@ -260,12 +257,12 @@ def product(left, right):
     return grouped.unflatten(2, (heads, -1)).flatten(1, 2)
 
 
-def taken(call, kwargs):
-    """Return the arguments that an attention's backend takes: sdpa, Gemma 2's in transformers 4, has no soft cap."""
+def backend_arguments(call, kwargs):
+    """Return the arguments that the backend applies: sdpa ignores the soft cap on scores."""
     return {**kwargs, "softcap": None} if call.backend == "sdpa" else kwargs
 
 
-def softmaxed(scores, value, mask, span, base, hidden, kwargs):
+def apply_softmax(scores, value, mask, span, base, hidden, kwargs):
     """Return output (b, l, h, d) and weights (b, h, l, n) of the scores of queries span[0] to span[1].
 
     `value` is (b, g, n, d). `hidden` (b or 1, l, n) marks keys that the map does not read, or is None; `kwargs` are the
@@ -282,7 +279,7 @@ def softmaxed(scores, value, mask, span, base, hidden, kwargs):
     scores = scores.masked_fill(~seen, low) if seen.dtype == torch.bool else scores + seen
     if hidden is not None:
         scores = scores.masked_fill(hidden[:, None], low)
-    if kwargs.get("s_aux") is not None:  # A learned score for no key at all.
+    if kwargs.get("s_aux") is not None:  # A learned score that belongs to no key.
         none = kwargs["s_aux"].view(1, -1, 1, 1).expand(*scores.shape[:3], 1).to(scores.dtype)
         weights = torch.cat([scores, none], -1).softmax(-1, dtype=torch.float32)[..., :-1]
     else:
@@ -291,7 +288,8 @@ def softmaxed(scores, value, mask, span, base, hidden, kwargs):
     return product(weights, value).transpose(1, 2), weights
 
 
-# Attention that also returns the log-sum-exp of each query. Private to torch, so checked before use.
+# Operators of attention that also return the log-sum-exp of each query. They are private to torch, so `operator` checks
+# them before use.
 OPERATORS = {
     "cpu": lambda q, k, v, bias, causal, scale: torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         q, k, v, 0.0, causal, attn_mask=bias, scale=scale
@@ -304,7 +302,7 @@ OPERATORS = {
 
 @functools.cache
 def operator(kind, dtype):
-    """Return the operator of a kind of device if it passes a check with this dtype, else None."""
+    """Return the operator of a kind of device if it passes a check with this dtype, or None."""
     if kind not in OPERATORS:
         return None
     try:
@@ -357,7 +355,7 @@ def attend_and_merge(parts):
 
 
 def attend_by_products(parts):
-    """Compute `attend_and_merge` by one softmax over all parts: faster on a CPU, but exact only in full precision."""
+    """Compute `attend_and_merge` by one softmax over all parts: faster on a CPU, but exact only in float32."""
     scores = [torch.bmm(query, key.mT) for query, key, _ in parts]
     shares = torch.softmax(torch.cat(scores, -1), -1).split([score.shape[2] for score in scores], -1)
     output = torch.bmm(shares[0], parts[0][2])
@@ -367,9 +365,9 @@ def attend_by_products(parts):
 
 
 def band(rows, total, query, heads):
-    """Return the bias of a band tile of `total` keys, for each head: query i sees the `total - rows` after key i."""
+    """Return the bias of a band tile of `total` keys, for each head: query i sees the `total - rows` keys after i."""
     keys, row = torch.arange(total, device=query.device), torch.arange(rows, device=query.device)[:, None]
-    room = query.new_zeros(rows, -(-total // 16) * 16)  # Aligned, as some operators need.
+    room = query.new_zeros(rows, -(-total // 16) * 16)  # Some operators need an aligned bias.
     room[:, :total].masked_fill_((keys <= row) | (keys > row + total - rows), -torch.inf)
     return room.repeat(heads, 1)[None, None, :, :total]
 
@@ -384,37 +382,37 @@ def merge(total, sums, output, more, is_first):
         torch.logaddexp(sums, more, out=sums)
 
 
-# The rotated keys of one layer: the levels and first positions of their sequences, one number for all or a list; a
-# buffer (b, g, room, d); the number of final keys. They are kept with the cache: those of sequences that are alike move
-# with them, others are rotated again.
-Side = namedtuple("Side", ["rungs", "origins", "buffer", "filled"])
+# The rotated keys of one layer, stored with the cache: the levels and first positions of its sequences, one number for
+# all or a list; a buffer (b, g, room, d); and the number of final keys. If the numbers are equal for all sequences, the
+# keys move with them; otherwise they are rotated again.
+Side = namedtuple("Side", ["levels", "origins", "buffer", "filled"])
 
 
-def side_of(call, key, rungs, origins):
+def side_of(call, key, levels, origins):
     """Return the rotated keys kept for a layer, with room for all of key (b, g, n, d).
 
     `filled` is 0 if there are none.
     """
-    state, name = state_of(call.cache), ("turned keys", call.layer)
+    state, name = state_of(call.cache), ("rotated keys", call.layer)
     *facts, filled = state.common.get(name) or state.derived.get(name) or (None, None, 0)
     buffer = state.rows.get(name)
-    if buffer is None or facts != [rungs, origins] or buffer.device != key.device:
+    if buffer is None or facts != [levels, origins] or buffer.device != key.device:
         buffer, filled = key[:, :, :0], 0
     if buffer.shape[2] < key.shape[2]:
         longer = key.new_empty(*key.shape[:2], key.shape[2] + 256, key.shape[3])
         longer[:, :, :filled] = buffer[:, :, :filled]
         buffer = longer
-    return Side(rungs, origins, buffer, filled)
+    return Side(levels, origins, buffer, filled)
 
 
 def keep_side(call, side):
     """Store rotated keys with the cache."""
-    state, name = state_of(call.cache), ("turned keys", call.layer)
+    state, name = state_of(call.cache), ("rotated keys", call.layer)
     state.rows[name] = side.buffer
     for facts in (state.common, state.derived):
         facts.pop(name, None)
-    facts = state.derived if isinstance(side.rungs, list) else state.common
-    facts[name] = side.rungs, side.origins, side.filled
+    facts = state.derived if isinstance(side.levels, list) else state.common
+    facts[name] = side.levels, side.origins, side.filled
 
 
 def next_position(call, key, mask):

@@ -1,4 +1,4 @@
-"""ReRoPE: the map of a relation method. This file travels inside checkpoints."""
+"""ReRoPE: the map of a relation method. This file is copied into checkpoints."""
 
 import torch
 
@@ -7,7 +7,7 @@ from .relation_maps import Beyond, Map
 
 
 class ReRopeMap(Map):
-    """Far keys all at one distance, the window's. Su 2023, https://kexue.fm/archives/9708."""
+    """Map with all far keys at one distance, the window (Su 2023, https://kexue.fm/archives/9708)."""
 
     def __init__(self, settings):
         self.window = settings["window"]
@@ -16,9 +16,9 @@ class ReRopeMap(Map):
     def beyond(self, m):
         """Return the `Beyond` of query positions m: for far keys the query is at w."""
         near, at_far = m - self.window + 1, torch.full_like(m, self.window)
-        return Beyond(rung=torch.ones_like(m), far=near, middle=near, near=near, at_far=at_far)
+        return Beyond(level=torch.ones_like(m), far=near, middle=near, near=near, at_far=at_far)
 
-    def far_keys(self, n, rung):
+    def far_keys(self, n, level):
         """Return position 0 for every key."""
         return torch.zeros_like(n)
 

@@ -1,15 +1,15 @@
 """The slopes of ALiBi by the query position, for `ntk-alibi`.
 
-This file travels inside checkpoints. A step contains `original_length` (L), `exponents` (e, one per head) and `factor`,
-or null. The query at position m has the family's slopes times s^-e, where s is `factor`, or max(1, (m + 1) / L) if that
-is null: queries within L are bit-equal to the family's.
+This file is copied into checkpoints. A step contains `original_length` (L), `exponents` (e, one per head) and `factor`,
+or null. The query at position m has the family's slopes times s^-e. s is `factor`, or max(1, (m + 1) / L) if that is
+null, so that queries within L are bit-equal to the family's.
 """
 
 import torch
 
 
 class RowSlopes:
-    """Factors on the slopes of each head."""
+    """Factors on the slopes of each head, by the query position."""
 
     def __init__(self, step):
         self.length, self.factor, self.exponents = step["original_length"], step["factor"], step["exponents"]

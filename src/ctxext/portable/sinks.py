@@ -1,4 +1,7 @@
-"""The first keys and the last ones: the map of a relation method. This file travels inside checkpoints."""
+"""Attention sinks: the map of a relation method that reads the first keys and the last ones.
+
+This file is copied into checkpoints.
+"""
 
 import torch
 
@@ -7,9 +10,9 @@ from .relation_maps import Beyond, Map
 
 
 class SinksMap(Map):
-    """First keys and the last `window`, at positions within the keys that are read. https://arxiv.org/abs/2309.17453."""
+    """Map of the first keys and the last `window`, at positions among them (https://arxiv.org/abs/2309.17453)."""
 
-    turns_keys, drops_keys = False, True
+    rotates_keys, drops_keys = False, True
 
     def __init__(self, settings):
         self.sinks, self.window = settings.get("sinks", 0), settings["window"]
@@ -19,7 +22,7 @@ class SinksMap(Map):
         """Return the `Beyond` of query positions m: for the first keys the query is at sinks + window - 1."""
         far, near = torch.full_like(m, self.sinks), m - self.window + 1
         at_far = torch.full_like(m, self.sinks + self.window - 1)
-        return Beyond(rung=torch.ones_like(m), far=far, middle=near, near=near, at_far=at_far)
+        return Beyond(level=torch.ones_like(m), far=far, middle=near, near=near, at_far=at_far)
 
 
 class Sinks(Relation):

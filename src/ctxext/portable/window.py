@@ -1,4 +1,4 @@
-"""The last keys alone: the map of a relation method. This file travels inside checkpoints."""
+"""A window: the map of a relation method that reads only the last keys. This file is copied into checkpoints."""
 
 from .relation import Relation
 from .sinks import SinksMap

@@ -5,7 +5,6 @@ import glob
 import logging
 import re
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ctxext.checkpoint.opening import LOG_IN, hub_token
 from ctxext.errors import CtxextError
 from ctxext.files.content import Progress
+from ctxext.files.retrying import call_with_retries, count_pause
 from ctxext.notebook import table
 from ctxext.options import accepts_options
 from ctxext.publish.upload_plan import PushOptions, UploadPlan, adapter_in, pack, pack_adapter, seal
@@ -34,7 +34,7 @@ _MESSAGES: Mapping[int, tuple[str, str]] = {
     429: ("Too many requests to the Hub.", "Wait a few minutes, then run the same command again."),
 }
 _AGAIN = "Run the same command again; uploaded files are not sent twice."
-_ATTEMPTS = 3
+_MAX_RETRIES = 2
 _DEFAULT_BRANCH = "main"
 _OF_THE_HUB = (".gitattributes",)
 _Result = TypeVar("_Result")
@@ -71,7 +71,7 @@ def hub_errors_in_one_line(name: str) -> Iterator[None]:
         if not isinstance(error.__cause__, transport | OSError):
             raise
         if isinstance(error.__cause__, errors.HfHubHTTPError):
-            raise _of_status(error.__cause__, name) from error
+            raise _of_status(error.__cause__, name) from error.__cause__
         message = str(error).rstrip(".")
         raise CtxextError(f"{message}: the connection failed several times.", hint=_AGAIN) from error
     except ValueError as error:
@@ -219,16 +219,16 @@ def send(
 
 def _call_with_retries(action: Callable[[], _Result], notify: Callable[[str], None] | None) -> _Result:
     """Call a function and retry if the connection breaks; uploaded files are not sent twice."""
-    for attempt in range(1, _ATTEMPTS):
-        try:
-            return action()
-        except CtxextError as error:
-            if error.hint != _AGAIN:  # The same command would fail again.
-                raise
-            if notify is not None:
-                notify(f"{error.message} Retrying ({attempt} of {_ATTEMPTS - 1}).")
-            time.sleep(2.0**attempt)
-    return action()
+
+    def find_pause(error: CtxextError, attempt: int) -> float | None:
+        if error.hint != _AGAIN:  # The same command would fail again.
+            return None
+        if notify is not None:
+            notify(f"{error.message} Retrying ({attempt + 1} of {_MAX_RETRIES}).")
+        headers = getattr(getattr(error.__cause__, "response", None), "headers", {})
+        return count_pause(headers.get("retry-after"), attempt + 1)
+
+    return call_with_retries(action, _MAX_RETRIES, find_pause)
 
 
 def _open(api: "HfApi", repository: str, options: PushOptions) -> None:

@@ -4,14 +4,15 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ctxext.converters.card import Measured
 from ctxext.errors import CtxextError
 from ctxext.evaluate.report import tables
-from ctxext.evaluate.report.findings import findings, format_percent, pool_cells
-from ctxext.evaluate.report.report import Report, explain_malformed, tasks_of
+from ctxext.evaluate.report.findings import findings, pool_cells
+from ctxext.evaluate.report.report import Report, explain_malformed, heat_map, tasks_of
 from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.registry import NAMES, RETRIEVAL_TASKS, TASKS, USERS, expand_groups
 from ctxext.files.schemas import read_json_object
@@ -22,73 +23,36 @@ from ctxext.redaction import redact
 _EVAL_OPTIONS = (*USERS, "generate", "allow_beyond", "harness", "original_length")
 """Options of `ctxext eval` that change the questions; the card's command contains them unless they are defaults."""
 _TASK_TYPES = {"masked": "fill-mask", "encoder": "feature-extraction"}
+_SHORT_COLUMNS = ("model", "perplexity", "change in loss (nats per token)", "95 % interval")
 FOLDER = "report"
 """The folder of a report's files inside the repository."""
 
 
-def _tabulate_retrieval(report: Report, task: str) -> tables.Table:
-    """Return a table of correct answers by model and length, pooled over depths, with the weakest depth."""
-    rows = []
-    for model in report["models"]:
-        cells = [cell for cell in model["cells"] if cell["task"] == task]
-        for length in sorted({cell["length"] for cell in cells}):
-            at_length = [cell for cell in cells if cell["length"] == length]
-            share, weakest = pool_cells(at_length)[0], min(at_length, key=lambda cell: cell["share"])
-            is_even = weakest["depth"] is None or all(cell["share"] == share for cell in at_length)
-            depth = "" if is_even else f"{format_percent(weakest['share'])} at depth {round(100 * weakest['depth'])} %"
-            rows.append([model["name"], str(length), *tables.in_percent(at_length), depth])
-    return tables.Table(task, ["model", "tokens", "% correct", "95 % interval", "% correct at the weakest depth"], rows)
-
-
-def _tabulate_effective(report: Report) -> tables.Table:
-    """Return a table of each model's effective length, empty if only one length was measured.
-
-    Up to its effective length a model keeps most of its score at the shortest length.
-    """
-    effective = {model["name"]: model["effective"]["tasks"] for model in report["models"] if model.get("effective")}
-    tasks = list(dict.fromkeys(task for by_task in effective.values() for task in by_task))
-    lengths = [cell["length"] for model in report["models"] for cell in model["cells"]] or [0]
-    rows = [
-        [name, *(tables.effective_text(by_task.get(task), max(lengths)) for task in tasks)]
-        for name, by_task in effective.items()
-    ]
+def _effective_table(report: Report) -> tables.Table:
+    """Return the table of effective lengths by task, without that over all tasks."""
+    table = tables.tabulate_effective_lengths(report, has_leaderboard=False)
+    shortest = min((cell["length"] for model in report["models"] for cell in model["cells"]), default=0)
     note = (
-        f"The longest measured length with at least 85 % of the model's score at {min(lengths)} tokens, with the 95 % "
+        f"The longest measured length with at least 85 % of the model's score at {shortest} tokens, with the 95 % "
         "interval; none if that score is below 85.6 %, the threshold of RULER."
     )
-    return tables.Table("effective length", ["model", *tasks], rows, note)
+    return table.select([column for column in table.head if column != "all"], note=note)
 
 
-def _tabulate_leaderboard(report: Report) -> tables.Table:
-    """Return a table of each model's effective length by RULER's leaderboard, with the score at each length."""
-    models = [model for model in report["models"] if model.get("ruler")]
-    lengths = sorted({int(length) for model in models for length in model["ruler"]["scores"]})
-    rows = []
-    for model in models:
-        scores = {int(length): score for length, score in model["ruler"]["scores"].items()}
-        figures = [f"{100 * scores[length]:.1f}" if length in scores else "–" for length in lengths]
-        rows.append([model["name"], tables.leaderboard_text(model["ruler"]), *figures])
-    head = ["model", tables.leaderboard_heading(models), *(f"{length} tokens" for length in lengths)]
+def _leaderboard_table(report: Report) -> tables.Table:
     note = (
         "The longest measured length up to which the score in percent, the mean over the tasks, is at least 85.6 at "
         "every length, as on RULER's leaderboard."
     )
-    return tables.Table("RULER", head, rows, note)
+    return replace(tables.tabulate_leaderboard(report), note=note)
 
 
-def _tabulate_perplexity(report: Report) -> tables.Table:
-    """Return a table of perplexity over all texts, by length."""
-    task, lengths, curves = tables.perplexities(report)
-    rows = [[model["name"], *tables.figures(curve["lengths"], lengths)] for model, text, curve in curves if not text]
-    return tables.Table(task, [f"{task} over the first", *(f"{length} tokens" for length in lengths)], rows)
-
-
-def _tabulate_short(report: Report) -> tables.Table:
-    """Return a table of perplexity at the original context length, with the difference from the source."""
-    results = [(model["name"], model["short"]) for model in report["models"] if model["short"]]
-    rows = [[name, f"{result['perplexity']:.3f}", *tables.change_in_loss(result)] for name, result in results]
-    head = ["model", "perplexity", "change in loss (nats per token)", "95 % interval"]
-    return tables.Table("At the original context length", head, rows)
+def _perplexity_table(report: Report) -> tables.Table:
+    """Return the table of perplexity over all texts, without sliding windows."""
+    table = tables.tabulate_perplexity(report)
+    columns = ["model", *(column for column in table.head if column.endswith(" tokens"))]
+    of_all_texts = replace(table, rows=[row for row in table.rows if not row[1]])
+    return replace(of_all_texts.select(columns), head=[f"{table.title} over the first", *columns[1:]])
 
 
 def _format_section(table: tables.Table, picture: str = "") -> str:
@@ -215,18 +179,20 @@ def build_results(report: Report, entry: Mapping[str, Any], pictures: Sequence[s
     with explain_malformed("report.json"):
         summary = "\n".join(f"- {in_markdown(sentence)}" for sentence in findings(report))
         labelled = {**report, "models": [_label_model(model, entry) for model in report["models"]]}
-        harness = [row[1:] for row in tables.harness_rows([entry])]
+        short, harness = tables.tabulate_original_length(labelled), tables.tabulate_harness([entry])
         parts = [
             f"In the report, this checkpoint is named `{in_markdown(entry['name'])}`.\n\n{summary}",
             *(
-                _format_section(_tabulate_retrieval(labelled, task), _link_picture(task, task, pictures))
+                _format_section(
+                    tables.tabulate_retrieval(heat_map(labelled["models"], task)), _link_picture(task, task, pictures)
+                )
                 for task in tasks_of(report)
             ),
-            _format_section(_tabulate_effective(labelled)),
-            _format_section(_tabulate_leaderboard(labelled)),
-            _format_section(_tabulate_perplexity(labelled), _link_picture("perplexity", "Loss by position", pictures)),
-            _format_section(_tabulate_short(labelled)),
-            _format_section(tables.Table("lm-evaluation-harness", ["task", "metric", "value"], harness)),
+            _format_section(_effective_table(labelled)),
+            _format_section(_leaderboard_table(labelled)),
+            _format_section(_perplexity_table(labelled), _link_picture("perplexity", "Loss by position", pictures)),
+            _format_section(short.select(_SHORT_COLUMNS, "At the original context length")),
+            _format_section(harness.select(("task", "metric", "value"), "lm-evaluation-harness")),
             conditions(report, entry),
         ]
         return Measured(

@@ -17,9 +17,9 @@ from ctxext.files.schemas import read_json_object
 from ctxext.finetune.options import TrainingOptions
 from ctxext.options import option, option_name, options_of, with_documented_options
 from ctxext.publish.results import FOLDER, build_results, command_of, entry_of, files_of, read_report
+from ctxext.verify.conversion import Conversion, training_of
 from ctxext.verify.file_checks import CARD, check_weights
 from ctxext.verify.run import READING, failures, run_checks
-from ctxext.verify.subject import Subject, training_of
 
 REPORT, CURVE = "finetune.json", "loss.png"
 _OF_THE_MACHINE = (*("device", "dtype", "micro_batch", "checkpointing", "save_every", "report_to"),)
@@ -200,16 +200,16 @@ def _check_adapter(weights: Path) -> None:
         raise CtxextError(f'"{weights.name}" contains "{foreign}", which does not belong to an adapter.')
 
 
-def _subject(folder: Path, rewritten: str | None = None, progress: Progress | None = None) -> Subject:
+def _subject(folder: Path, rewritten: str | None = None, progress: Progress | None = None) -> Conversion:
     if not folder.is_dir():
         raise CtxextError(f'The folder "{folder}" does not exist.', hint="Use a checkpoint created by ctxext convert.")
-    subject = Subject(open_checkpoint(str(folder)), rewritten=rewritten, progress=progress)
+    subject = Conversion(open_checkpoint(str(folder)), rewritten=rewritten, progress=progress)
     if not subject.manifest or not (subject.has_recipe or subject.manifest.get("finetune")):
         raise CtxextError(f'"{folder}" was not created by ctxext: it has no {MANIFEST}.', hint="ctxext convert --help")
     return subject
 
 
-def _edited_card(subject: Subject) -> str | None:
+def _edited_card(subject: Conversion) -> str | None:
     """Return the card in the folder if a person changed it, else None."""
     path, recorded = subject.checkpoint.folder / CARD, subject.read_digests("files").get(CARD)
     if not path.is_file() or recorded is None or sha256_of(path) == recorded:
@@ -218,7 +218,7 @@ def _edited_card(subject: Subject) -> str | None:
 
 
 def _facts(
-    subject: Subject, repository: str, results: Measured | None, *, base: str | None = None, is_adapter: bool = False
+    subject: Conversion, repository: str, results: Measured | None, *, base: str | None = None, is_adapter: bool = False
 ) -> CardFacts:
     checkpoint, manifest = subject.checkpoint, subject.manifest
     source = manifest.get("source") or manifest.get("base") or {}

@@ -9,9 +9,11 @@ from ctxext.checkpoint.families import Family
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files.tensor_files import NewTensor
-from ctxext.recipes.encodings.base import POSITIONS, Encoding
+from ctxext.recipes.encodings.base import POSITIONS, Config, Encoding
+from ctxext.recipes.encodings.dialects import unsupported_reason
 from ctxext.recipes.encodings.frequencies import is_neutral
-from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary, unsupported_reason
+from ctxext.recipes.encodings.rotary import Rotary
+from ctxext.recipes.model_config import ModelConfig
 from ctxext.recipes.param import SearchRange, check_value, param, search_ranges
 
 Kind = Literal["table", "base", "schedule", "heads", "attention", "slopes", "buckets", "length"]
@@ -167,26 +169,34 @@ class Reaching(Method):
     factor: float | None = param(None, help="Scaling factor of the context length.", min=1.0)
     target_length: int | None = param(None, help="The new context length in tokens, for example 32k.", min=1)
 
+    def reference_length(self, encoding: Encoding) -> int:
+        """Return the length in tokens that the factor multiplies: by default the original context length."""
+        return encoding.trained_length
+
+    def check_target(self, target: int, length: int) -> None:
+        """Raise if the target length cannot be reached from the reference length, both in tokens."""
+        if target <= length:
+            raise CtxextError(
+                f'The target length "{target}" is not above the original context length {length}.',
+                hint=f"Choose a longer one, such as --target-length {4 * length}.",
+            )
+
     def resolve(self, encoding: Encoding) -> Self:
         """Return the step with every model-dependent parameter filled in.
 
         This includes the factor. A target length stays only if it differs from the factor's. Published models have
         both: Llama 3.1 has a factor of 8 over 8192 tokens and reads 131072.
         """
+        length = self.reference_length(encoding)
         if self.target_length is None:
             if self.factor is None:
                 raise CtxextError(
                     f"{self.name} needs a factor or a target length.",
-                    hint=f"Add --factor 4 or --target-length {4 * encoding.trained_length}.",
+                    hint=f"Add --factor 4 or --target-length {4 * length}.",
                 )
             return self
-        if self.target_length <= encoding.trained_length:
-            raise CtxextError(
-                f'The target length "{self.target_length}" is not above the original context length '
-                f"{encoding.trained_length}.",
-                hint=f"Choose a longer one, such as --target-length {4 * encoding.trained_length}.",
-            )
-        factor = self.target_length / encoding.trained_length
+        self.check_target(self.target_length, length)
+        factor = self.target_length / length
         if self.factor not in (None, factor):
             return self
         return dataclasses.replace(self, factor=factor, target_length=None)
@@ -207,7 +217,7 @@ class Reaching(Method):
 
     def length_after(self, encoding: Encoding) -> int:
         """Return the context length after this step, in tokens."""
-        return self.target_length or round(self.scaling_factor * encoding.trained_length)
+        return self.target_length or round(self.scaling_factor * self.reference_length(encoding))
 
 
 class Scaling(Reaching):

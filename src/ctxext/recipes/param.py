@@ -4,70 +4,51 @@ The command line, the recipe files, the docs page and the search space are all r
 """
 
 import dataclasses
-import functools
 import typing
 from typing import Any
 
 from ctxext.errors import CtxextError
 from ctxext.files.length import parse_length
+from ctxext.options import Option, declare, is_optional, option_of, value_type
 
 _LARGEST = 1e30
 """Largest value, so that all results stay finite; the same as for untrusted files."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Limits and description of a parameter.
+class Parameter(Option):
+    """An option of a method. It is internal if it is measured: recipe files contain it, and the command does not.
 
     Attributes:
-        help: One sentence for the user.
-        min: The smallest legal value.
-        max: The largest legal value.
-        choices: The legal words of a text parameter.
         search: The range or the values that a search tries.
         usual: The value that replaces None. For a required parameter, the paper's value, which a search tries
             first.
-        measured: Whether it is measured: it is stored in recipe files and is not a command-line option.
     """
 
-    help: str
-    min: float | None = None
-    max: float | None = None
-    choices: tuple[str, ...] = ()
     search: tuple[Any, ...] = ()
     usual: Any = None
-    measured: bool = False
-
-    def describe(self) -> str:
-        """Return the help sentence with the limits written out."""
-        parts = [" or ".join(self.choices)] if self.choices else []
-        if self.min is not None:
-            parts.append(f"at least {self.min:g}")
-        if self.max is not None:
-            parts.append(f"at most {self.max:g}")
-        return f"{self.help} ({', '.join(parts)})" if parts else self.help
 
 
-def param(default: Any = dataclasses.MISSING, **limits: Any) -> Any:
-    """Declare a method's parameter, required if it has no default; `Limits` describes the other arguments."""
-    return dataclasses.field(default=default, metadata={"limits": Limits(**limits)})
+def param(default: Any = dataclasses.MISSING, **settings: Any) -> Any:
+    """Declare a method's parameter; `Parameter` and `Option` describe the other arguments."""
+    return declare(Parameter(**settings), default)
 
 
-def limits_of(field: "dataclasses.Field[Any]") -> Limits:
+def parameter_of(field: "dataclasses.Field[Any]") -> Parameter:
     """Return the declaration behind a dataclass field created by `param`."""
-    limits = field.metadata["limits"]
-    assert isinstance(limits, Limits)
-    return limits
+    declared = option_of(field)
+    assert isinstance(declared, Parameter)
+    return declared
 
 
 def default_of(field: "dataclasses.Field[Any]") -> Any:
     """Return the default of a parameter; `dataclasses.MISSING` if it is required."""
-    return limits_of(field).usual if field.default is None else field.default
+    return parameter_of(field).usual if field.default is None else field.default
 
 
-def options_of(owner: type) -> "list[dataclasses.Field[Any]]":
+def parameters_of(owner: type) -> "list[dataclasses.Field[Any]]":
     """Return the parameters of a method that are command-line options."""
-    return [field for field in dataclasses.fields(owner) if not limits_of(field).measured]
+    return [field for field in dataclasses.fields(owner) if not parameter_of(field).internal]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,10 +75,10 @@ def search_ranges(owner: type) -> dict[str, SearchRange]:
     """Return the search ranges that a method declares, by parameter."""
     return {
         field.name: SearchRange(
-            limits_of(field).search, search_start(owner, field.name), optional=default_of(field) is None
+            parameter_of(field).search, search_start(owner, field.name), optional=default_of(field) is None
         )
-        for field in options_of(owner)
-        if limits_of(field).search
+        for field in parameters_of(owner)
+        if parameter_of(field).search
     }
 
 
@@ -105,25 +86,15 @@ def search_start(owner: type, name: str) -> Any:
     """Return the published value of a parameter: its default, or the paper's value if it is required."""
     (field,) = (field for field in dataclasses.fields(owner) if field.name == name)
     default = default_of(field)
-    return limits_of(field).usual if default is dataclasses.MISSING else default
-
-
-_types = functools.cache(typing.get_type_hints)  # Reading annotations is slow.
-
-
-def value_type(owner: type, name: str) -> Any:
-    """Return the type of a parameter's value, without the None of an unset one."""
-    hint = _types(owner)[name]
-    members = typing.get_args(hint)
-    return members[0] if type(None) in members else hint
+    return parameter_of(field).usual if default is dataclasses.MISSING else default
 
 
 def check_value(owner: type, label: str, field: "dataclasses.Field[Any]", value: Any) -> Any:
     """Return a parameter's value in its declared type; raise if it has another type or violates a limit."""
-    limits, expected = limits_of(field), value_type(owner, field.name)
+    declared, expected = parameter_of(field), value_type(owner, field.name)
     option = f"{label}: {field.name}"
     if value is None:
-        if type(None) not in typing.get_args(_types(owner)[field.name]):
+        if not is_optional(owner, field.name):
             raise CtxextError(f"{option} must have a value.", hint="Omit it to use the default.")
         return None
     if expected is bool or expected is str:
@@ -139,12 +110,10 @@ def check_value(owner: type, label: str, field: "dataclasses.Field[Any]", value:
         if isinstance(value, str) and field.name.endswith("_length"):
             value = parse_length(value)
         value = _check_number(option, value, expected)
-    if limits.choices and value not in limits.choices:
-        raise CtxextError(f'{option} must be one of {", ".join(limits.choices)}, not "{value}".')
-    if limits.min is not None and value < limits.min:
-        raise CtxextError(f'{option} must be at least {limits.min:g}, not "{value:g}".')
-    if limits.max is not None and value > limits.max:
-        raise CtxextError(f'{option} must be at most {limits.max:g}, not "{value:g}".')
+    if declared.choices and value not in declared.choices:
+        raise CtxextError(f'{option} must be one of {", ".join(declared.choices)}, not "{value}".')
+    if not declared.allows(value):
+        raise CtxextError(f'{option} must be {declared.limits}, not "{value:g}".')
     return value
 
 

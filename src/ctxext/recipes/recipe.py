@@ -15,12 +15,14 @@ from ctxext.errors import CtxextError
 from ctxext.files.length import check_length
 from ctxext.files.strict import parse_yaml, read_text
 from ctxext.files.tensor_files import NewTensor
-from ctxext.options import option_name
+from ctxext.options import option_name, value_type
 from ctxext.recipes.base import Method, Scaling
 from ctxext.recipes.code.layout import SHARED_FILES, STUB_FILE, family_classes, render_stub, without_code
 from ctxext.recipes.code.method import PORTABLE, CodeMethod
-from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary, provenance, without_derived
-from ctxext.recipes.param import limits_of, value_type
+from ctxext.recipes.encodings.base import Config, provenance
+from ctxext.recipes.encodings.rotary import Rotary, without_derived
+from ctxext.recipes.model_config import ModelConfig
+from ctxext.recipes.param import parameter_of
 from ctxext.recipes.registry import method_named
 
 _FILE_KEYS = ("description", "source", "steps")
@@ -124,6 +126,10 @@ class Recipe:
         """
         return tuple(tensor for step in self.steps for tensor in step.new_tensors(source, model))
 
+    def cautions(self, model: ModelConfig) -> list[str]:
+        """Return the warnings of the steps for users of the result."""
+        return [f"{step.name}: {caution}" for step in self.steps if (caution := step.caution_for(model))]
+
     def code_files(self, config: Config) -> Mapping[str, str]:
         """Return the modeling code that the result must contain, by file name; empty if no step needs any."""
         with_code = [step for step in self.steps if isinstance(step, CodeMethod)]
@@ -146,12 +152,16 @@ class Recipe:
         return ", ".join(step.summary() for step in self.steps)
 
 
-def describe_step(step: Mapping[str, Any]) -> str:
-    """Describe a step of a recipe file in a few words."""
-    try:
-        return step_from_dict(step, "recipe").summary()
-    except CtxextError:
-        return str(step.get("method"))
+def describe_steps(steps: Iterable[Mapping[str, Any]]) -> str:
+    """Describe the steps of a recipe file in a few words; empty if there are none."""
+
+    def describe(step: Mapping[str, Any]) -> str:
+        try:
+            return step_from_dict(step, "recipe").summary()
+        except CtxextError:
+            return str(step.get("method"))
+
+    return ", ".join(map(describe, steps))
 
 
 def _apply_steps(model: ModelConfig, steps: Iterable[Method]) -> ModelConfig:
@@ -199,7 +209,7 @@ def command_options(steps: Iterable[Mapping[str, Any]]) -> list[str]:
     named = {field.name: value for field, value in changed.items()}
     # An option applies to every step that has it, so no step with the default may have an option of this name.
     is_shared = any(named.get(field.name, value) != value for field, value in fields)
-    is_long = any(limits_of(field).measured or isinstance(value, list | tuple) for field, value in changed.items())
+    is_long = any(parameter_of(field).internal or isinstance(value, list | tuple) for field, value in changed.items())
     if is_shared or is_long or multiplying_steps([method for method, _ in methods]):
         return []
     return [

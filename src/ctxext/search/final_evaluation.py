@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ctxext.errors import NothingMeasuredError
 from ctxext.evaluate.model import LoadedModel
-from ctxext.evaluate.workbench import Workbench
+from ctxext.evaluate.recipe_applier import RecipeApplier
 from ctxext.search.measurement import EvalSet, Measurement, measure
 from ctxext.search.study import Point, Trial, choose_finalists
 
@@ -74,7 +74,7 @@ def keeps_bound(answers: Measurement, stock: Measurement, keep_short: float) -> 
 
 
 def rank_finalists(
-    bench: Workbench, eval_set: EvalSet, points: Sequence[Point], keep_short: float, end: float
+    applier: RecipeApplier, eval_set: EvalSet, points: Sequence[Point], keep_short: float, end: float
 ) -> list[Point]:
     """Measure the finalists on a larger eval set and return those that keep the bound, lowest loss first.
 
@@ -94,7 +94,7 @@ def rank_finalists(
         return gain + spread < 0
 
     finalists = {point.trial.number: point for point in choose_finalists(points, keep_short)}
-    measurements = _measure_models(bench, eval_set, [point.trial for point in finalists.values()], end, has_lost)
+    measurements = _measure_models(applier, eval_set, [point.trial for point in finalists.values()], end, has_lost)
     stock = measurements[_STOCK]
     numbers = [
         number
@@ -105,7 +105,7 @@ def rank_finalists(
 
 
 def check(
-    bench: Workbench,
+    applier: RecipeApplier,
     eval_set: EvalSet,
     points: Sequence[Point],
     finalists: Sequence[Point],
@@ -122,7 +122,7 @@ def check(
     shares = {point.trial.number: point.trial.measurement.share for point in points if point.trial.measurement}
     most = max(points, key=lambda point: (shares.get(point.trial.number, 0.0), -point.loss), default=None)
     chosen = {point.trial.number: point for point in (*finalists, published, most) if point is not None}
-    measurements = _measure_models(bench, eval_set, [point.trial for point in chosen.values()], end)
+    measurements = _measure_models(applier, eval_set, [point.trial for point in chosen.values()], end)
     stock = measurements.pop(_STOCK)
 
     def rank(number: int) -> tuple[bool, float, int]:
@@ -137,7 +137,7 @@ def check(
 
 
 def _measure_models(
-    bench: Workbench,
+    applier: RecipeApplier,
     eval_set: EvalSet,
     trials: Sequence[Trial],
     end: float,
@@ -148,10 +148,10 @@ def _measure_models(
     All models are measured on the same prompts, so that they are comparable whenever the time is up. Those that have
     lost are dropped, also from the result.
     """
-    models: dict[int, LoadedModel] = {_STOCK: bench.stock}
+    models: dict[int, LoadedModel] = {_STOCK: applier.stock}
     for trial in trials:
         assert trial.recipe is not None, "only measured recipes are points"
-        models[trial.number] = bench.apply(trial.recipe)
+        models[trial.number] = applier.apply(trial.recipe)
     measurements: dict[int, Measurement] = {}
     seconds = 0.0
     for part in eval_set.parts():

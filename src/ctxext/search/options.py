@@ -6,15 +6,24 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ctxext.data.records import check_place
 from ctxext.errors import CtxextError
-from ctxext.evaluate.settings import even_depths
+from ctxext.evaluate.settings import even_depths, find_length_above_target
 from ctxext.files.length import format_length, read_words
 from ctxext.files.offline import forbid_network
 from ctxext.files.output_directory import lock_output
-from ctxext.options import check_numbers, option, original_length_option, target_length_option, with_documented_options
+from ctxext.options import (
+    Rule,
+    check_options,
+    count_option,
+    option,
+    original_length_option,
+    seed_option,
+    target_length_option,
+    with_documented_options,
+)
 from ctxext.redaction import redact, remember, remember_arguments
 from ctxext.search.storage import (
     LOCK_SECONDS,
@@ -39,8 +48,12 @@ class SearchOptions:
     """Options of a search."""
 
     target_length: int = target_length_option()
-    trials: int | None = option(None, help="Maximum number of recipes, including earlier runs.", min=1)
-    minutes: float | None = option(None, help="Total time limit in minutes. Default: 20, or none with --trials.")
+    trials: int | None = option(
+        None, help="Maximum number of recipes, including earlier runs.", min=1, parser_checks=True
+    )
+    minutes: float | None = option(
+        None, help="Total time limit in minutes. Default: 20, or none with --trials.", above=0
+    )
     methods: tuple[str, ...] = option(
         (),
         help="Methods to try, for example yarn,mspoe. Default: all that apply, except experimental ones.",
@@ -48,8 +61,14 @@ class SearchOptions:
         repeats=True,
     )
     original_length: int | None = original_length_option()
-    keep_short: float = option(0.01, help="Maximum rise of the loss at the original context length (0.01 = 1 %).")
-    samples: int = option(12, help="Questions per depth and length.", panel=_MEASURED, min=1)
+    keep_short: float = option(
+        0.01,
+        help="Maximum rise of the loss at the original context length (0.01 = 1 %).",
+        min=0,
+        below=10,
+        hint="--keep-short 0.01 allows the loss at the original context length to rise by 1 %.",
+    )
+    samples: int = count_option(12, help="Questions per depth and length.", panel=_MEASURED)
     lengths: tuple[int, ...] = option(
         (),
         help="Prompt lengths. Default: the original context length and its doublings up to the target.",
@@ -61,30 +80,28 @@ class SearchOptions:
         help="Text for the documents at the original context length and for hiding needles, as for eval.",
         panel=_MEASURED,
     )
-    checked: int = option(20, help="Questions per depth and length in the final evaluation.", panel=_MEASURED, min=2)
-    seed: int = option(0, help="Random seed.", panel=_MEASURED)
-    num_depths: int = 5
+    checked: int = count_option(
+        20,
+        help="Questions per depth and length in the final evaluation.",
+        panel=_MEASURED,
+        min=2,
+    )
+    seed: int = seed_option(panel=_MEASURED)
+    num_depths: int = option(5, help="Number of depths of the needles.", min=1, internal=True)
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            find_length_above_target,
+            "A length of {found} is above the target length of {target_length} tokens.",
+            "Use shorter --lengths, or a longer --target-length.",
+        ),
+    )
 
     def __post_init__(self) -> None:
         read_words(self)
-        check_numbers(self)
+        check_options(self)
         if self.data is not None:
             check_place(self.data)
-        for name in ("target_length", "num_depths"):
-            if (value := getattr(self, name)) < 1:
-                raise CtxextError(f"{name} must be at least 1, not {value}.")
-        if self.minutes is not None and not self.minutes > 0:
-            raise CtxextError(f"minutes must be above 0, not {self.minutes:g}.")
-        if not 0 <= self.keep_short < 10:
-            raise CtxextError(
-                f"keep_short must be at least 0 and below 10, not {self.keep_short:g}.",
-                hint="--keep-short 0.01 allows the loss at the original context length to rise by 1 %.",
-            )
-        if self.lengths and max(self.lengths) > self.target_length:
-            raise CtxextError(
-                f"A length of {max(self.lengths)} is above the target length of {self.target_length} tokens.",
-                hint="Use shorter --lengths, or a longer --target-length.",
-            )
 
     @property
     def depths(self) -> tuple[float, ...]:

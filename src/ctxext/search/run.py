@@ -5,13 +5,13 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from ctxext.checkpoint.durations import cost_of, estimate_seconds, format_duration
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.converters.plan import already_extended
 from ctxext.errors import CtxextError, NothingMeasuredError
@@ -23,7 +23,7 @@ from ctxext.files.output_directory import write_whole
 from ctxext.files.packages import is_installed, require
 from ctxext.notebook import table
 from ctxext.options import accepts_options
-from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.model_config import model_config
 from ctxext.recipes.recipe import Recipe
 from ctxext.search.options import SearchOptions, StudyPlace, default_study
 from ctxext.search.space import build_space
@@ -31,31 +31,32 @@ from ctxext.version import __version__
 
 if TYPE_CHECKING:
     from ctxext.evaluate.model import LoadedModel, Loading
+    from ctxext.evaluate.report.pictures import TradeOff
     from ctxext.search.final_evaluation import Check
     from ctxext.search.measurement import EvalSet, Measurement
-    from ctxext.search.study import Point, Standing, Watch
+    from ctxext.search.study import Point, SearchState, Watch
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """Result of a search.
 
     Attributes:
         recipe: The best recipe; None if no recipe significantly improves the model.
-        standing: All trials.
+        state: All trials.
         check: Final evaluation on unseen prompts.
         files: The written files.
         open_thought: The mark of a thought within which prompts end; empty if there is none.
     """
 
     recipe: Recipe | None
-    standing: "Standing"
+    state: "SearchState"
     check: "Check"
     files: tuple[Path, ...]
     open_thought: str = ""
 
     def __repr__(self) -> str:
-        return f"Found({self._summary()})"
+        return f"SearchResult({self._summary()})"
 
     def _repr_html_(self) -> str:
         return table({"recipe": self._summary(), "files": ", ".join(path.name for path in self.files) or "none"})
@@ -75,7 +76,7 @@ def search(
     overwrite: bool = False,
     loading: "Loading | None" = None,
     watch: "Watch | None" = None,
-) -> Found:
+) -> SearchResult:
     """Find the recipe for a model by measuring recipes on it, without training.
 
     Args:
@@ -111,10 +112,10 @@ def search(
 
     # These modules import torch, which takes seconds.
     from ctxext.evaluate.model import Loading, load_model
-    from ctxext.evaluate.workbench import Workbench
+    from ctxext.evaluate.recipe_applier import RecipeApplier
     from ctxext.search.final_evaluation import check, raise_without_points, rank_finalists
     from ctxext.search.measurement import make_eval_sets, measure
-    from ctxext.search.study import WRITING, Ground, Standing, try_recipes
+    from ctxext.search.study import WRITING, SearchState, TrialSetup, try_recipes
 
     def check_time(measurement: "Measurement") -> bool:
         if time.monotonic() > end:
@@ -124,32 +125,32 @@ def search(
             )
         return False
 
-    watch = watch or (lambda standing: None)
+    watch = watch or (lambda state: None)
     end = started + options.seconds
     with tempfile.TemporaryDirectory() as folder:
         place = place or StudyPlace(path=Path(folder) / "study.db")
-        watch(Standing("loading the model", end=end))
+        watch(SearchState("loading the model", end=end))
         stock = load_model(info, loading or Loading())
         trial_set, final_set, unseen = make_eval_sets(stock.encoder, options, trained_length)
-        bench = Workbench(stock, checkpoint, Path(folder) / Path(folder).name)
-        watch(Standing("estimating the time", end=end))
+        applier = RecipeApplier(stock, checkpoint, Path(folder) / Path(folder).name)
+        watch(SearchState("estimating the time", end=end))
         _check_time(info, stock, trial_set, options, end)
-        watch(Standing("measuring the unmodified model", end=end))
+        watch(SearchState("measuring the unmodified model", end=end))
         began = time.monotonic()
         measurement = measure(stock, trial_set, check_time)
         seconds = time.monotonic() - began
-        ground = Ground(bench, options, trial_set, measurement, seconds, watch, end)
+        setup = TrialSetup(applier, options, trial_set, measurement, seconds, watch, end)
         header = _make_header(checkpoint, info.digest, options, trained_length, stock)
-        standing = try_recipes(ground, space, place, header, replaces)
-        points = standing.points
+        state = try_recipes(setup, space, place, header, replaces)
+        points = state.points
         if not points:
-            raise_without_points(standing.trials, options.seconds / 60)
-        watch(dataclasses.replace(standing, stage="measuring the best on more prompts"))
+            raise_without_points(state.trials, options.seconds / 60)
+        watch(dataclasses.replace(state, stage="measuring the best on more prompts"))
         halfway = (time.monotonic() + end - WRITING) / 2
-        finalists = rank_finalists(bench, final_set, points, options.keep_short, halfway)
-        watch(dataclasses.replace(standing, stage="evaluating on unseen prompts"))
-        checked = check(bench, unseen, points, finalists, options.keep_short, end - WRITING)
-    found = _write_result(standing, checked, out, checkpoint, options)
+        finalists = rank_finalists(applier, final_set, points, options.keep_short, halfway)
+        watch(dataclasses.replace(state, stage="evaluating on unseen prompts"))
+        checked = check(applier, unseen, points, finalists, options.keep_short, end - WRITING)
+    found = _write_result(state, checked, out, checkpoint, options)
     return dataclasses.replace(found, open_thought=stock.encoder.open_thought)
 
 
@@ -163,14 +164,11 @@ def _check_time(
     """
     if math.isinf(end):
         return
-    from ctxext.evaluate.run import cost_of, format_duration
-
     documents, length = trial_set.documents.shape
     texts = trial_set.num_questions * (1 if stock.can_share else trial_set.num_depths)
-    cost = cost_of(info.checkpoint.config)
-    tokens, seconds = stock.first_pace(length)
     read = [*[length] * documents, *(length for length in trial_set.lengths for _ in range(texts))]
-    each, left = seconds / cost(tokens) * sum(map(cost, read)), end - time.monotonic()
+    each = estimate_seconds(read, stock.first_pace(length), cost_of(info.checkpoint.config))
+    left = end - time.monotonic()
     if 2 * each > left:
         raise NothingMeasuredError(
             f"{options.seconds / 60:g} minutes are too short: the unmodified model and one recipe take "
@@ -180,18 +178,23 @@ def _check_time(
 
 
 def _write_result(
-    standing: "Standing", checked: "Check", out: Path | None, checkpoint: Checkpoint, options: SearchOptions
-) -> Found:
+    state: "SearchState", checked: "Check", out: Path | None, checkpoint: Checkpoint, options: SearchOptions
+) -> SearchResult:
     """Write the files of the result, with its origin in the recipe, and return the result."""
-    name, summary = checkpoint.public_name, f"{len(standing.trials)} recipes tried, seed {options.seed}"
+    name, summary = checkpoint.public_name, f"{len(state.trials)} recipes tried, seed {options.seed}"
     recipe, files = None, []
     if checked.winner is not None and checked.winner.trial.recipe is not None and checked.is_better:
         note = f"Found by ctxext search on {name} for {options.target_length} tokens; {summary}."
         recipe = Recipe(checked.winner.trial.recipe.steps, note, f"ctxext search {__version__}")
     if out is not None and is_installed("matplotlib"):
+        from ctxext.evaluate.report.pictures import as_png, draw_pareto_front
+        from ctxext.search.study import find_pareto_front
+
         title = f"{name} to {format_length(options.target_length)} tokens: {summary}"
+        points, front = (list(map(_to_trade_off, each)) for each in (state.points, find_pareto_front(state.points)))
+        best = _to_trade_off(checked.winner) if checked.winner else None
         files.append(out.with_suffix(".png"))
-        write_whole(files[-1], draw_pareto_front(standing.points, checked.winner, options.keep_short, title))
+        write_whole(files[-1], as_png(draw_pareto_front(points, front, best, options.keep_short, title)))
     if out is not None and recipe is not None:
         files.append(out)
         comments = "".join(f"# {line}\n" for line in format_results(checked))
@@ -199,63 +202,16 @@ def _write_result(
         write_whole(out, f"{comments}{text}".encode())
     elif out is not None:
         out.unlink(missing_ok=True)  # This search does not recommend the recipe that it was to replace.
-    return Found(recipe, standing, checked, tuple(files))
+    return SearchResult(recipe, state, checked, tuple(files))
 
 
-_INK, _FAINT = "#222222", "#d5d5d5"
-_MARKERS = "osDv^P*X"
+def _to_trade_off(point: "Point") -> "TradeOff":
+    """Return the values of a recipe that the picture shows."""
+    from ctxext.evaluate.report.pictures import TradeOff
 
-
-def draw_pareto_front(points: "Sequence[Point]", best: "Point | None", keep_short: float, title: str) -> bytes:
-    """Draw a PNG of the loss of the answers over the rise at the original context length."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import StrMethodFormatter
-
-    from ctxext.evaluate.report.colours import SERIES
-    from ctxext.evaluate.report.pictures import as_png
-    from ctxext.search.study import find_pareto_front
-
-    figure = Figure(figsize=(7.2, 4.4), layout="constrained")
-    axes = figure.subplots()
-    groups: dict[str, list[Point]] = {}
-    for point in points:
-        assert point.trial.recipe is not None
-        groups.setdefault(" + ".join(step.name for step in point.trial.recipe.steps), []).append(point)
-    for number, (name, members) in enumerate(sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))):
-        axes.scatter(
-            [100 * point.rise for point in members],
-            [point.loss for point in members],
-            s=[46 if point.trial.published else 20 for point in members],
-            color=SERIES[number % len(SERIES)],
-            marker=_MARKERS[number // len(SERIES) % len(_MARKERS)],
-            linewidths=0.8,
-            edgecolors=[_INK if point.trial.published else "none" for point in members],
-            label=name,
-            zorder=3,
-        )
-    front = sorted(find_pareto_front(points), key=lambda point: point.rise)
-    line = {"color": _INK, "linewidth": 1.0, "zorder": 2}
-    axes.step([100 * point.rise for point in front], [point.loss for point in front], where="post", **line)
-    axes.axvline(100 * keep_short, color=_INK, linewidth=0.9, linestyle=":")
-    if best is not None:
-        axes.scatter(
-            [100 * best.rise], [best.loss], s=190, facecolors="none", edgecolors=_INK, linewidths=1.4, zorder=4
-        )
-    if all(point.loss > 0 for point in points):
-        axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.set_xlabel("rise of the loss at the original context length (%)")
-    axes.set_ylabel("loss of the answers (0 to 1)")
-    axes.set_title(title, fontsize=10, fontweight="bold")
-    axes.grid(color=_FAINT, linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    if points:
-        note = "outlined: published parameters\nring: selected\ndotted: maximum rise"
-        axes.legend(
-            fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), title=note, title_fontsize=7
-        )
-    return as_png(figure)
+    steps = point.trial.recipe.steps if point.trial.recipe else ()
+    methods = " + ".join(step.name for step in steps)
+    return TradeOff(methods, point.rise, point.loss, bool(point.trial.published))
 
 
 def format_results(checked: "Check") -> list[str]:

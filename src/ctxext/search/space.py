@@ -9,7 +9,8 @@ from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.recipes.base import KINDS, Method
 from ctxext.recipes.code.method import CodeMethod
-from ctxext.recipes.encodings.rotary import Rotary, model_config
+from ctxext.recipes.encodings.rotary import Rotary
+from ctxext.recipes.model_config import model_config
 from ctxext.recipes.param import SearchRange
 from ctxext.recipes.recipe import Recipe
 from ctxext.recipes.registry import METHODS, method_named

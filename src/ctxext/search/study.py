@@ -16,11 +16,11 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from ctxext.errors import CtxextError
-from ctxext.evaluate.workbench import Workbench
-from ctxext.files.content import keys_that_differ
+from ctxext.evaluate.recipe_applier import RecipeApplier
 from ctxext.files.offline import forbid_network
 from ctxext.files.output_directory import is_running
 from ctxext.files.processes import machine_id
+from ctxext.files.resuming import check_same_settings
 from ctxext.recipes.recipe import Recipe, recipe_from_dict
 from ctxext.search.measurement import EvalSet, Measurement, measure, read_measurement
 from ctxext.search.options import CREATED, SearchOptions, StudyPlace
@@ -148,7 +148,7 @@ def choose_finalists(points: Sequence[Point], keep_short: float) -> list[Point]:
 
 
 @dataclass(frozen=True)
-class Standing:
+class SearchState:
     """State of a search, for display.
 
     Attributes:
@@ -170,15 +170,15 @@ class Standing:
     max_trials: int | None = None
 
 
-Watch = Callable[[Standing], None]
+Watch = Callable[[SearchState], None]
 
 
 @dataclass(frozen=True)
-class Ground:
+class TrialSetup:
     """Setup for trying recipes.
 
     Attributes:
-        bench: The model.
+        applier: Applies recipes to the model.
         options: Options of the search.
         eval_set: Eval set of the trials.
         stock: Measurement of the unmodified model.
@@ -187,7 +187,7 @@ class Ground:
         end: Deadline of the whole run on the monotonic clock in seconds.
     """
 
-    bench: Workbench
+    applier: RecipeApplier
     options: SearchOptions
     eval_set: EvalSet
     stock: Measurement
@@ -344,13 +344,7 @@ class Study:
                     self._study.enqueue_trial(parameters, user_attrs={"published": published})
                 self._study.set_user_attr("header", dict(header))
                 return
-        if different := keys_that_differ(earlier, header):
-            raise CtxextError(
-                f'"{self.place}" cannot be continued because of different settings: '
-                + "; ".join(f"{key} {earlier.get(key)}, now {header.get(key)}" for key in different[:3])
-                + ".",
-                hint="Use the same command as before, or start over with --overwrite.",
-            )
+        check_same_settings(self.place, earlier, header)
 
     @_explain_errors
     def rescue(self) -> None:
@@ -483,26 +477,26 @@ class _TimeIsUp(Exception):
 
 
 def try_recipes(
-    ground: Ground, space: Space, place: StudyPlace, header: Mapping[str, Any], replaces: float | None = None
-) -> Standing:
+    setup: TrialSetup, space: Space, place: StudyPlace, header: Mapping[str, Any], replaces: float | None = None
+) -> SearchState:
     """Try recipes while enough time is left for the final evaluation; `replaces` is that of `Study`."""
-    options = ground.options
+    options = setup.options
     study = Study(place, space, options.seed, options.keep_short, replaces)
     study.begin(header)
     while True:
         study.rescue()
         trials = study.trials()
-        points = find_points(trials, ground.stock)
+        points = find_points(trials, setup.stock)
         best = choose_best(points, options.keep_short)
-        standing = Standing("trying recipes", ground.stock, trials, points, best, ground.end, options.trials)
-        stop_at = ground.end - ground.reserve(points)
+        state = SearchState("trying recipes", setup.stock, trials, points, best, setup.end, options.trials)
+        stop_at = setup.end - setup.reserve(points)
         if time.monotonic() > stop_at:
-            return standing
+            return state
         if not study.is_due(options.trials):
             if study.has_abandoned():
                 continue
-            return standing
-        ground.watch(standing)
+            return state
+        setup.watch(state)
         trial, parameters = study.ask()
 
         def check_time(trial: optuna.trial.Trial = trial, stop_at: float = stop_at) -> None:
@@ -512,10 +506,10 @@ def try_recipes(
 
         try:
             is_start = "published" in trial.user_attrs
-            study.record(trial, ground.stock, *_try_recipe(ground, space, parameters, standing, is_start, check_time))
+            study.record(trial, setup.stock, *_try_recipe(setup, space, parameters, state, is_start, check_time))
         except _TimeIsUp:
             study.put_back(trial)
-            return standing
+            return state
         except (KeyboardInterrupt, Exception):
             # Other processes, also those on other machines, need not wait until this one counts as dead.
             with contextlib.suppress(CtxextError):
@@ -524,10 +518,10 @@ def try_recipes(
 
 
 def _try_recipe(
-    ground: Ground,
+    setup: TrialSetup,
     space: Space,
     parameters: Parameters,
-    standing: Standing,
+    state: SearchState,
     is_start: bool,
     check_time: Callable[[], None],
 ) -> tuple[Recipe | None, Measurement | None, str]:
@@ -540,17 +534,17 @@ def _try_recipe(
     def stop(measurement: Measurement) -> bool:
         check_time()
         if is_start:
-            rise = measurement.rise(ground.stock)[0]
-            return rise > _FAR * ground.options.keep_short or any(
-                point.dominates(measurement.least_loss, rise) for point in standing.points
+            rise = measurement.rise(setup.stock)[0]
+            return rise > _FAR * setup.options.keep_short or any(
+                point.dominates(measurement.least_loss, rise) for point in state.points
             )
-        return is_hopeless(measurement, ground.stock, standing.points, ground.options.keep_short)
+        return is_hopeless(measurement, setup.stock, state.points, setup.options.keep_short)
 
     try:
-        recipe = ground.bench.prepare(space.recipe(parameters))
-        earlier = next((done for done in standing.trials if done.recipe and done.recipe.steps == recipe.steps), None)
+        recipe = setup.applier.prepare(space.recipe(parameters))
+        earlier = next((done for done in state.trials if done.recipe and done.recipe.steps == recipe.steps), None)
         if earlier is not None:
             return recipe, earlier.measurement, ""
-        return recipe, measure(ground.bench.apply(recipe), ground.eval_set, stop), ""
+        return recipe, measure(setup.applier.apply(recipe), setup.eval_set, stop), ""
     except CtxextError as error:
         return None, None, error.message

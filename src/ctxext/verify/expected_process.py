@@ -1,6 +1,6 @@
 """The expected outputs and logits: a family's unmodified model with the rotation and the attention of the references.
 
-Part of the process without ctxext (see `clean_process.py`). Scores are computed pair by pair, without the code of the
+`isolated_process.py` runs it in a process without ctxext. Scores are computed pair by pair, without the code of the
 checkpoint. `Samples` replaces the states of a model, so that the output of each attention depends on nothing before it.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .checks_process import replace_functions
+from .model_process import replace_functions
 from .references import REFERENCES
 
 APPLY = ("apply_rotary_pos_emb", "apply_rotary_emb")

@@ -15,9 +15,10 @@ from ctxext.files.content import MANIFEST, Progress, has_stamp, same_value, sha2
 from ctxext.files.tensor_files import format_tensor_names, read_tensors
 from ctxext.recipes.code.layout import HEADS, PREFIX, STUB_FILE
 from ctxext.recipes.code.own_code import CODE_FILES, explain_broken_config
-from ctxext.recipes.encodings.rotary import is_readable, model_config, provenance
+from ctxext.recipes.encodings.base import provenance
+from ctxext.recipes.model_config import is_readable, model_config
 from ctxext.recipes.recipe import starting_model
-from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, quote_names, training_of
+from ctxext.verify.conversion import FAILED, PASSED, SKIPPED, Conversion, Finding, quote_names, training_of
 
 CARD = "README.md"
 _OF_THE_HUB = frozenset({MANIFEST, ".gitattributes", CARD})
@@ -25,9 +26,9 @@ _OF_THE_HUB = frozenset({MANIFEST, ".gitattributes", CARD})
 _CHUNK = 1 << 22
 
 
-def check_record(subject: Subject) -> Finding:
+def check_record(conversion: Conversion) -> Finding:
     """Check whether ctxext.json exists and agrees with config.json."""
-    name, manifest, in_config = "record", subject.manifest, provenance(subject.checkpoint.config)
+    name, manifest, in_config = "record", conversion.manifest, provenance(conversion.checkpoint.config)
     if not manifest:
         return Finding(name, FAILED, f"{MANIFEST} is missing: not created by ctxext, or incomplete")
     source = manifest.get("source") or {}
@@ -40,24 +41,24 @@ def check_record(subject: Subject) -> Finding:
     if different:
         return Finding(name, FAILED, f'"{MANIFEST}" and "config.json" differ in {", ".join(different)}')
     base = manifest.get("base") or {}
-    if manifest.get("finetune") and not subject.has_recipe and not subject.model.is_extended:
+    if manifest.get("finetune") and not conversion.has_recipe and not conversion.model.is_extended:
         return Finding(name, PASSED, f"{base.get('name')}, fine-tuned within its context length")
     origin, version = source.get("name"), manifest.get("ctxext")
-    return Finding(name, PASSED, f"{subject.recipe.summary()}, created from {origin} by ctxext {version}")
+    return Finding(name, PASSED, f"{conversion.recipe.summary()}, created from {origin} by ctxext {version}")
 
 
-def check_files(subject: Subject) -> Finding:
+def check_files(conversion: Conversion) -> Finding:
     """Check whether every small file matches its record, none is missing and none was added."""
-    if not subject.manifest:
+    if not conversion.manifest:
         return Finding("files", SKIPPED, "nothing was recorded")
-    paths = [path.as_posix() for path in subject.checkpoint.files if path.parts[0] != subject.rewritten]
+    paths = [path.as_posix() for path in conversion.checkpoint.files if path.parts[0] != conversion.rewritten]
     recorded = {
         name: digest
-        for name, digest in subject.read_digests("files").items()
-        if name.partition("/")[0] != subject.rewritten
+        for name, digest in conversion.read_digests("files").items()
+        if name.partition("/")[0] != conversion.rewritten
     }
-    weights, present = subject.read_digests("weights"), set(paths)
-    folder = subject.checkpoint.folder
+    weights, present = conversion.read_digests("weights"), set(paths)
+    folder = conversion.checkpoint.folder
     changed = [name for name in recorded if name in present and sha256_of(folder / name) != recorded[name]]
     edited = [name for name in changed if name == CARD]
     troubles = {
@@ -72,24 +73,24 @@ def check_files(subject: Subject) -> Finding:
     return Finding("files", PASSED, f"{len(recorded) - len(edited)} files match the record{note}")
 
 
-def check_weights(subject: Subject) -> Finding:
+def check_weights(conversion: Conversion) -> Finding:
     """Check whether the weight files are complete, and match their recorded digests."""
     name = "weights"
-    subject.checkpoint.check_weights()
-    if not subject.manifest:
+    conversion.checkpoint.check_weights()
+    if not conversion.manifest:
         return Finding(name, SKIPPED, "nothing was recorded")
-    recorded = subject.read_digests("weights")
+    recorded = conversion.read_digests("weights")
     known = {path: digest for path, digest in recorded.items() if digest}
     changed = []
     for number, (path, digest) in enumerate(known.items()):
-        if subject.progress is not None:
-            subject.progress(f"reading {path}", number, len(known))
-        file = subject.checkpoint.folder / path
+        if conversion.progress is not None:
+            conversion.progress(f"reading {path}", number, len(known))
+        file = conversion.checkpoint.folder / path
         if file.is_file() and sha256_of(file) != digest:
             changed.append(path)
     if changed:
         return Finding(name, FAILED, f"changed: {quote_names(changed)}")
-    touched = [path for path in recorded if path not in known and _is_touched(subject, path)]
+    touched = [path for path in recorded if path not in known and _is_touched(conversion, path)]
     if touched:
         detail = f"modified after they were recorded, or copied without their timestamps: {quote_names(touched)}"
         return Finding(name, FAILED, f"{detail}; --against SOURCE compares the tensors")
@@ -102,30 +103,30 @@ def check_weights(subject: Subject) -> Finding:
     return Finding(name, PASSED, f"{len(known)} file(s) match the record")
 
 
-def _is_touched(subject: Subject, name: str) -> bool:
+def _is_touched(conversion: Conversion, name: str) -> bool:
     """Return whether a weight file's size or timestamp differs from the record; with --against only the size counts.
 
     The timestamp counts too if the source's file is missing or the same, because then nothing is compared.
     """
-    stamps, path = subject.manifest.get("stamps"), subject.checkpoint.folder / name
+    stamps, path = conversion.manifest.get("stamps"), conversion.checkpoint.folder / name
     stamp = stamps.get(name) if isinstance(stamps, dict) else None
     if not stamp or not path.is_file() or has_stamp(path, stamp):
         return False
-    origin = subject.source.folder / name if subject.source else None
+    origin = conversion.source.folder / name if conversion.source else None
     return origin is None or not origin.is_file() or origin.samefile(path) or path.stat().st_size != stamp[0]
 
 
-def check_configuration(subject: Subject) -> Finding:
+def check_configuration(conversion: Conversion) -> Finding:
     """Check whether config.json is as recorded, and as applying the recipe again gives it, for transformers 4 and 5.
 
     Records of ctxext 0.3.0 and earlier do not contain config.json; then only the values of the recipe are compared.
     """
-    name, recorded = "configuration", subject.manifest.get("config")
-    if recorded is not None and (different := _differences(subject.checkpoint.config, recorded)):
+    name, recorded = "configuration", conversion.manifest.get("config")
+    if recorded is not None and (different := _differences(conversion.checkpoint.config, recorded)):
         return Finding(name, FAILED, f'"config.json" differs from the record: {_format(different)}')
-    if not subject.has_recipe:
+    if not conversion.has_recipe:
         return Finding(name, SKIPPED, '"config.json" has no recipe' + ("" if recorded is None else _AS_RECORDED))
-    if different := _compare(subject.model.config, subject.expected_model.config):
+    if different := _compare(conversion.model.config, conversion.expected_model.config):
         return Finding(name, FAILED, f'"config.json" differs from the recipe: {_format(different)}')
     note = f"; {_NOT_COMPARED}" if recorded is None else ""
     return Finding(name, PASSED, f"config matches the recipe (v4 and v5 formats){note}")
@@ -187,19 +188,21 @@ _SHOWN, _MOST = 60, 5
 """Number of characters of a value, and of differences, in a line."""
 
 
-def check_lengths(subject: Subject) -> Finding:
+def check_lengths(conversion: Conversion) -> Finding:
     """Check whether the files agree on the context length."""
     name, encoded = "lengths", None  # For models without a plain key for it.
-    if subject.family.encoding != "rotary" and is_readable(subject.checkpoint.config, subject.family):
-        encoded = subject.model.encoding.context_length
-    claimed = claimed_lengths(subject.checkpoint, subject.family, encoded)
+    if conversion.family.encoding != "rotary" and is_readable(conversion.checkpoint.config, conversion.family):
+        encoded = conversion.model.encoding.context_length
+    claimed = claimed_lengths(conversion.checkpoint, conversion.family, encoded)
     config, tokenizer = claimed.get("config.json"), claimed.get("tokenizer_config.json")
-    length = read(subject.checkpoint.config, subject.family, "max_position_embeddings")
-    model_length = text_config(subject.checkpoint.config, subject.family).get(subject.family.length_key, length)
+    length = read(conversion.checkpoint.config, conversion.family, "max_position_embeddings")
+    model_length = text_config(conversion.checkpoint.config, conversion.family).get(
+        conversion.family.length_key, length
+    )
     if tokenizer not in (None, config):
         return Finding(name, FAILED, f'"config.json" specifies {config} tokens, "tokenizer_config.json" {tokenizer}')
     cut = next((file for file, _ in LENGTHS if config and claimed.get(file, config) < config), None)
-    if cut and subject.model.encoding.is_scaled:
+    if cut and conversion.model.encoding.is_scaled:
         return Finding(
             name, FAILED, f'"config.json" specifies {config} tokens, but "{cut}" truncates at {claimed[cut]}'
         )
@@ -208,19 +211,20 @@ def check_lengths(subject: Subject) -> Finding:
     return Finding(name, PASSED, f"all files specify {config} tokens")
 
 
-def check_code(subject: Subject) -> Finding:
+def check_code(conversion: Conversion) -> Finding:
     """Check whether the modeling code is identical to the code that this version writes."""
-    expected = subject.own_code
-    changed = [name for name in expected if Path(name) in subject.foreign_code]
-    missing = [name for name in expected if Path(name) not in subject.checkpoint.files]
+    expected = conversion.own_code
+    changed = [name for name in expected if Path(name) in conversion.foreign_code]
+    missing = [name for name in expected if Path(name) not in conversion.checkpoint.files]
     if changed or missing:
-        maker = subject.manifest.get("ctxext")
+        maker = conversion.manifest.get("ctxext")
         problems = [f"differs from this version's code: {quote_names(changed)}"] if changed else []
         problems += [f"missing: {quote_names(missing)}"] if missing else []
         return Finding("code", FAILED, "; ".join(problems) + f" (created by ctxext {maker})")
-    recorded = subject.read_digests("files")  # It includes files of the source with such a name, which were copied.
-    others = [name for path in subject.foreign_code if (name := path.as_posix()) in recorded or name not in CODE_FILES]
-    stray = [name for path in subject.foreign_code if (name := path.as_posix()) not in others]
+    recorded = conversion.read_digests("files")  # It includes files of the source with such a name, which were copied.
+    names = [path.as_posix() for path in conversion.foreign_code]
+    others = [name for name in names if name in recorded or name not in CODE_FILES]
+    stray = [name for name in names if name not in others]
     if stray:
         return Finding("code", FAILED, f"the recipe needs no code, but the checkpoint contains {quote_names(stray)}")
     note = f"; also contains code of its source: {quote_names(others)}" if others else ""
@@ -233,41 +237,41 @@ _Tensor = tuple[str, tuple[int, ...], str]
 """Type and shape of a tensor, and the SHA-256 of its bytes."""
 
 
-def check_against(subject: Subject) -> Finding | None:
+def check_against(conversion: Conversion) -> Finding | None:
     """Check whether the weights and the configuration are the source's, or only recipe and training changed them."""
-    source = subject.source
+    source = conversion.source
     if source is None:
         return None
-    finding = _compare_tensors(subject, source)
-    if finding.status == PASSED and (different := _compare_source(subject, source)):
+    finding = _compare_tensors(conversion, source)
+    if finding.status == PASSED and (different := _compare_source(conversion, source)):
         detail = f'"config.json" differs from "{source.name}" with the recipe: {_format(different)}'
         return Finding(finding.check, FAILED, detail)
     return finding
 
 
-def _compare_source(subject: Subject, source: Checkpoint) -> dict[str, tuple[Any, Any]]:
+def _compare_source(conversion: Conversion, source: Checkpoint) -> dict[str, tuple[Any, Any]]:
     """Return the differences of config.json from the source's, after applying the recipe to that."""
-    expected, record = source.config, provenance(subject.checkpoint.config)
+    expected, record = source.config, provenance(conversion.checkpoint.config)
     # The source of a trained checkpoint may already have the recipe.
-    if subject.has_recipe and provenance(expected).get("recipe") != record["recipe"]:
+    if conversion.has_recipe and provenance(expected).get("recipe") != record["recipe"]:
         with explain_broken_config():
             before = model_config(expected, record.get("trained_length"))
-            expected = subject.recipe.edit(starting_model(before, subject.recipe)).config
-    different = _compare(subject.checkpoint.config, expected)
+            expected = conversion.recipe.edit(starting_model(before, conversion.recipe)).config
+    different = _compare(conversion.checkpoint.config, expected)
     # Merging trained embeddings unties them.
-    untied = ("tie_word_embeddings", f"{subject.family.text_config}.tie_word_embeddings")
-    return {key: pair for key, pair in different.items() if not (key in untied and training_of(subject))}
+    untied = ("tie_word_embeddings", f"{conversion.family.text_config}.tie_word_embeddings")
+    return {key: pair for key, pair in different.items() if not (key in untied and training_of(conversion))}
 
 
-def _compare_tensors(subject: Subject, source: Checkpoint) -> Finding:
+def _compare_tensors(conversion: Conversion, source: Checkpoint) -> Finding:
     """Compare the weights with the source's."""
     name = "against"
-    mine, theirs = _weight_files(subject.checkpoint), _weight_files(source)
+    mine, theirs = _weight_files(conversion.checkpoint), _weight_files(source)
     shared = {path for path in mine.keys() & theirs.keys() if mine[path].samefile(theirs[path])}
     if shared == mine.keys() == theirs.keys():
         return Finding(name, PASSED, f'the weight files are the same files as those of "{source.name}"')
-    tensors = _tensors([mine[path] for path in sorted(mine.keys() - shared)], subject.progress)
-    source_tensors = _tensors([theirs[path] for path in sorted(theirs.keys() - shared)], subject.progress)
+    tensors = _tensors([mine[path] for path in sorted(mine.keys() - shared)], conversion.progress)
+    source_tensors = _tensors([theirs[path] for path in sorted(theirs.keys() - shared)], conversion.progress)
     changed = sorted(key for key in tensors.keys() & source_tensors.keys() if tensors[key] != source_tensors[key])
     gone, added = sorted(source_tensors.keys() - tensors.keys()), sorted(tensors.keys() - source_tensors.keys())
     if not changed and not gone and not added:
@@ -276,11 +280,11 @@ def _compare_tensors(subject: Subject, source: Checkpoint) -> Finding:
     differences = [differed] if changed else []
     differences += [f"missing: {quote_names(gone)}"] if gone else []
     differences += [f"added: {quote_names(added)}"] if added else []
-    planned = subject.new_tensors
+    planned = conversion.new_tensors
     if planned and sorted(changed + added) == planned and not gone:
         others = f'the other {len(tensors) - len(planned)} tensors are identical to those of "{source.name}"'
         return Finding(name, PASSED, f"rewritten by the recipe: {format_tensor_names(planned)}; {others}")
-    is_trained = bool(training_of(subject)) and not gone and not added
+    is_trained = bool(training_of(conversion)) and not gone and not added
     return Finding(name, PASSED if is_trained else FAILED, ("trained; " if is_trained else "") + "; ".join(differences))
 
 

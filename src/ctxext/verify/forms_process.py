@@ -1,4 +1,4 @@
-"""Run every form of attention that users run, for the check in a process without ctxext (see `clean_process.py`).
+"""Run every form of attention that users run, for the check in a process without ctxext (see `isolated_process.py`).
 
 The portable code computes one attention in several forms: a prompt in one call, tokens after those in a cache, one
 token at a time, positions with gaps, padded batches, and each by the backend that is used and by eager attention. All
@@ -11,14 +11,15 @@ import contextlib
 import functools
 import inspect
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from .checks_process import backend_of, cache_argument, crop, describe, replace_functions
+from .decoding_process import cache_argument, crop
 from .expected_process import APPLY, Expected, Samples, code_of, hook_attentions, run_and_record
+from .model_process import backend_of, describe, replace_functions
 
 SPREAD = 1.25  # Standard deviation of scores: in a long text every key has a share that would be missed.
 LARGE = 2600  # Number of tokens from which a text is run in the form of most users only, and one layer compared.
@@ -54,7 +55,8 @@ class Way:
         calls: The name and number of tokens of each call.
         dtype: The type of attention.
         trains: Whether gradients are recorded.
-        drafts: Whether other tokens are read before each call and removed from the cache, as in assisted generation.
+        drafts: Numbers of other tokens that are read before a call of a name and removed from the cache, as in assisted
+            generation; decoded tokens after the first of a call have one number less.
         swaps: Whether the texts of a batch change places in the cache after the prompt, as in beam search.
         is_main: Whether most users run it: then more layers are compared, and states are rotated in small pieces.
     """
@@ -66,7 +68,7 @@ class Way:
     padding: int = 0
     dtype: torch.dtype = torch.float32
     trains: bool = False
-    drafts: bool = False
+    drafts: Mapping[str, Sequence[int]] = field(default_factory=dict)
     swaps: bool = False
     is_main: bool = False
 
@@ -137,7 +139,7 @@ class Text:
             names = backends if self.is_short else [backend]
             ways += [Way(f"{name}, chunks", name, self.chunks(name)) for name in names]
         if takes_positions and self.is_short:
-            ways.append(Way(f"{backend}, drafts", backend, [prompt, *AFTER_DRAFTS], drafts=True))
+            ways.append(Way(f"{backend}, drafts", backend, [prompt, *AFTER_DRAFTS], drafts=DRAFTS))
             ways.append(Way(f"{backend}, beams", backend, calls, batch=2, padding=PADDING, swaps=True))
         early = [("one call", self.early), *FEWER]  # Rotated keys then need longer room before a level ends.
         ways.append(Way(f"{backend}, batch", backend, early, batch=2))
@@ -274,11 +276,13 @@ def small_pieces() -> Iterator[None]:
 @contextlib.contextmanager
 def unwritten_memory_as_nan() -> Iterator[None]:
     """Fill new memory with NaN: what is read before it is written may otherwise be right by chance."""
+    mode = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(mode=True, warn_only=True)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(mode=False)
+        torch.use_deterministic_algorithms(mode=mode, warn_only=warn_only)
 
 
 @contextlib.contextmanager
@@ -297,22 +301,48 @@ def cast_attentions(attentions: Sequence[Any], dtype: torch.dtype) -> Iterator[N
             attention.float()
 
 
+def run_calls(
+    way: Way, cache: Mapping[str, Any], run: Callable[[int, int, list[int], bool], Any]
+) -> Iterator[tuple[str, list[int], int, int, Any]]:
+    """Run the calls of a way; yield for each its name, the order of the texts, its first token, its end and its output.
+
+    Args:
+        way: The calls, drafts and swaps.
+        cache: Contains only the cache, as soon as there is one.
+        run: Runs the tokens from one number to another, of the texts in an order; they are others for a draft.
+    """
+    start, order = 0, list(range(way.batch))
+    for name, count in way.calls:
+        if way.swaps and start and order[0] == 0:
+            order.reverse()
+            next(iter(cache.values())).reorder_cache(torch.tensor(order))
+        is_decoded = "decoded" in name
+        ends = [(at, at + 1) for at in range(start, start + count)] if is_decoded else [(start, start + count)]
+        for first, last in ends:
+            end = first
+            for size in way.drafts[name][first > start :] if way.drafts and first else ():
+                run(end, end + size, order, True)
+                end += size
+            if end > first:
+                crop(next(iter(cache.values())), end - first)
+            yield name, order, first, last, run(first, last, order, False)
+        start += count
+
+
 def run_way(model: Any, samples: Samples, text: Text, way: Way, calls: Any, forms: dict[str, Any]) -> None:
     """Run a text in one way, and add the outputs of its calls to `forms`."""
     numbers, limit = calls
     takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-    end, start, cache = sum(count for _, count in way.calls) + sum(DRAFTS["decoded"]) * way.drafts, 0, dict[str, Any]()
+    end, cache = sum(count for _, count in way.calls) + max(map(sum, way.drafts.values()), default=0), dict[str, Any]()
     place = torch.arange(end)[None] - torch.tensor([0, way.padding][: way.batch])[:, None]
     token = place.clamp(min=0) + text.length * torch.arange(way.batch)[:, None]
-    order = list(range(way.batch))
 
     def see_cache(_: Any, args: Any, named: dict[str, Any]) -> None:
         found = next((value for value in (*named.values(), *args) if hasattr(value, "get_seq_length")), None)
         if found is not None:
             cache[cache_argument(model)] = found
 
-    def call(first: int, last: int, tokens: Any) -> list[Any]:
-        """Return the outputs of a call with the tokens (b, l) at first to last."""
+    def run(first: int, last: int, order: list[int], is_draft: bool) -> list[Any]:
         given: dict[str, Any] = {}
         if way.padding:
             given["attention_mask"] = (place[order, :last] >= 0).long()
@@ -320,34 +350,20 @@ def run_way(model: Any, samples: Samples, text: Text, way: Way, calls: Any, form
             given["attention_mask"] = torch.ones(way.batch, last, dtype=torch.long)
         if takes_positions:  # As `generate` does; some families count from 0 again without (Bamba).
             given["position_ids"] = text.positions[place[order].clamp(min=0)][:, first:last]
-        samples.begin(tokens)
+        samples.begin((token[order, first:last] + text.length * is_draft) % (2 * text.length))
         ids = torch.zeros(way.batch, last - first, dtype=torch.long)
         with hook_attentions(model, enter=see_cache):
             forward: Any = functools.partial(model, ids, use_cache=True, **cache, **given)
             forward = torch.enable_grad()(forward) if way.trains else forward
             return run_and_record(model, forward, limit=limit)[1]
 
-    for name, count in way.calls:
-        is_decoded = "decoded" in name
-        if way.swaps and start and order[0] == 0:
-            order.reverse()
-            next(iter(cache.values())).reorder_cache(torch.tensor(order))
-        ends = [(at, at + 1) for at in range(start, start + count)] if is_decoded else [(start, start + count)]
-        for first, last in ends:
-            if way.drafts and first:
-                end = first
-                for size in DRAFTS[name][first > start :]:
-                    call(end, end + size, (token[order, end : end + size] + text.length) % (2 * text.length))
-                    end += size
-                crop(next(iter(cache.values())), end - first)
-            outputs = call(first, last, token[order, first:last])
-            for row, number in enumerate(order):
-                lost = first - way.padding * number
-                at = torch.tensor([r for r in text.rows(number) if lost <= r < lost + last - first])
-                kept = forms.setdefault(f"{name} ({way.name})", [])
-                shown = numbers[: 1 if number else None] if len(at) else []
-                kept += [(number, layer, at, outputs[layer][row, at - lost].detach().clone()) for layer in shown]
-        start += count
+    for name, order, first, last, outputs in run_calls(way, cache, run):
+        for row, number in enumerate(order):
+            lost = first - way.padding * number
+            at = torch.tensor([r for r in text.rows(number) if lost <= r < lost + last - first])
+            kept = forms.setdefault(f"{name} ({way.name})", [])
+            shown = numbers[: 1 if number else None] if len(at) else []
+            kept += [(number, layer, at, outputs[layer][row, at - lost].detach().clone()) for layer in shown]
 
 
 def expected_outputs(

@@ -16,7 +16,9 @@ from ctxext.recipes.code.own_code import check_pinned
 from ctxext.recipes.encodings.biases import Buckets
 from ctxext.recipes.encodings.learned import LearnedTable
 from ctxext.verify import file_checks
-from ctxext.verify.carried import (
+from ctxext.verify.conversion import FAILED, PASSED, SKIPPED, Conversion, Finding, quote_names, training_of
+from ctxext.verify.isolated_checks import ScriptFailedError, compare_logits, lacks_package, run_script
+from ctxext.verify.rotation import (
     OTHER_TOWERS,
     TOLERANCE,
     Rotation,
@@ -26,10 +28,8 @@ from ctxext.verify.carried import (
     reference_of,
     rotations,
 )
-from ctxext.verify.clean_load import ScriptFailedError, compare_logits, lacks_package, run_script
-from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, quote_names, training_of
 
-Check = Callable[[Subject], Finding | None]
+Check = Callable[[Conversion], Finding | None]
 """A check; it returns None if it does not apply."""
 
 READING: tuple[Check, ...] = (
@@ -45,60 +45,63 @@ READING: tuple[Check, ...] = (
 _NOT_RUN = "it contains code that this version did not write; --trust-remote-code runs it"
 
 
-def check_version(subject: Subject) -> Finding | None:
+def check_version(conversion: Conversion) -> Finding | None:
     """Report an installed transformers that is newer than the tested versions."""
     notice = untested_notice()
     return Finding("transformers", SKIPPED, notice) if notice else None
 
 
-def check_loading(subject: Subject) -> Finding:
+def check_loading(conversion: Conversion) -> Finding:
     """Check whether the model loads without ctxext, with all its weights."""
-    if not subject.may_load:
+    if not conversion.may_load:
         return Finding("loading", SKIPPED, _NOT_RUN)
-    if reason := needs_accelerator(subject.checkpoint):
+    if reason := needs_accelerator(conversion.checkpoint):
         return Finding("loading", SKIPPED, f"cannot be checked here: {reason}")
-    report = subject.load_report
-    if package := lacks_package(subject.checkpoint.config, report.error):
+    report = conversion.load_report
+    if package := lacks_package(conversion.checkpoint.config, report.error):
         return Finding("loading", SKIPPED, f"cannot be checked here: {package}")
     if report.error or report.missing:
         return Finding("loading", FAILED, report.error or f"weights are missing: {quote_names(list(report.missing))}")
-    flag = " with its own code" if subject.own_code else ""
+    flag = " with its own code" if conversion.own_code else ""
     return Finding("loading", PASSED, f"{report.name}, {report.parameters:,} parameters, without ctxext{flag}")
 
 
-def _reason_to_skip(subject: Subject) -> str:
+def _reason_to_skip(conversion: Conversion) -> str:
     """Return why a loaded model cannot be compared; empty if it can."""
-    if not subject.may_load:
+    if not conversion.may_load:
         return _NOT_RUN
-    if reason := needs_accelerator(subject.checkpoint):
+    if reason := needs_accelerator(conversion.checkpoint):
         return reason
-    if not subject.has_recipe:
+    if not conversion.has_recipe:
         return '"config.json" has no recipe'
-    return "it does not load" if subject.load_report.error else ""
+    return "it does not load" if conversion.load_report.error else ""
 
 
-def check_frequencies(subject: Subject) -> Finding | None:
+def check_frequencies(conversion: Conversion) -> Finding | None:
     """Check whether the loaded model rotates by the recipe's inverse frequencies."""
     name = "frequencies"
-    if subject.family.positions != "rotary":
+    if conversion.family.positions != "rotary":
         return None
-    if reason := _reason_to_skip(subject):
+    if reason := _reason_to_skip(conversion):
         return Finding(name, SKIPPED, reason)
-    if subject.family.encoding == "none":
-        return _check_kept_frequencies(subject)
-    types = ("", *subject.family.full_types)
+    if conversion.family.encoding == "none":
+        return _check_kept_frequencies(conversion)
+    types = ("", *conversion.family.full_types)
     modules = [
         entry
-        for entry in subject.load_report.rotary
+        for entry in conversion.load_report.rotary
         if entry["layer_type"] in types
         and not any(word in entry["module"] for word in OTHER_TOWERS)
-        and not serves_sliding(subject.checkpoint.config, subject.family, entry["module"])
+        and not serves_sliding(conversion.checkpoint.config, conversion.family, entry["module"])
     ]
     if not modules:
         return Finding(name, SKIPPED, "this family stores no inverse frequencies to compare")
     try:
         expected, scaling = expected_rotation(
-            subject.recipe, subject.plain_model, subject.expected_model, subject.plain_model.rotary.trained_length
+            conversion.recipe,
+            conversion.plain_model,
+            conversion.expected_model,
+            conversion.plain_model.rotary.trained_length,
         )
     except CtxextError as error:
         return Finding(name, SKIPPED, error.message)
@@ -113,13 +116,13 @@ def check_frequencies(subject: Subject) -> Finding | None:
     return Finding(name, PASSED, f"{len(expected)} inverse frequencies match the recipe{factor}")
 
 
-def _check_kept_frequencies(subject: Subject) -> Finding:
+def _check_kept_frequencies(conversion: Conversion) -> Finding:
     """Check whether the loaded model, without positions in its full-attention layers, rotates as its source."""
-    name, length = "frequencies", subject.plain_model.encoding.trained_length
+    name, length = "frequencies", conversion.plain_model.encoding.trained_length
     before = {
-        (entry.module, entry.layer_type): entry for entry in rotations(subject.plain_model.config, [length])[length]
+        (entry.module, entry.layer_type): entry for entry in rotations(conversion.plain_model.config, [length])[length]
     }
-    loaded = subject.load_report.rotary
+    loaded = conversion.load_report.rotary
     if not loaded:
         return Finding(name, SKIPPED, "this family stores no inverse frequencies to compare")
     for entry in loaded:
@@ -131,18 +134,18 @@ def _check_kept_frequencies(subject: Subject) -> Finding:
     return Finding(name, PASSED, "the layers that rotate have the inverse frequencies of the source")
 
 
-def check_scores(subject: Subject) -> Finding | None:
+def check_scores(conversion: Conversion) -> Finding | None:
     """Check whether latent attention multiplies all scores as the recipe specifies."""
     name = "scores"
-    if not subject.family.scales_scores or not subject.has_recipe or not subject.recipe.changes_frequencies:
+    if not conversion.family.scales_scores or not conversion.has_recipe or not conversion.recipe.changes_frequencies:
         return None
-    if reason := _reason_to_skip(subject):
+    if reason := _reason_to_skip(conversion):
         return Finding(name, SKIPPED, reason)
     expected = 1.0
-    for step in subject.recipe.steps:
+    for step in conversion.recipe.steps:
         if scores := getattr(reference_of(step), "scores", None):
             expected = scores(step.to_dict())
-    factors = subject.load_report.scores
+    factors = conversion.load_report.scores
     for module, actual in factors.items():
         if (off := largest_difference([(actual, expected)])) >= TOLERANCE:
             return Finding(name, FAILED, f"{module} differs from the recipe by {off:.1e}")
@@ -151,21 +154,21 @@ def check_scores(subject: Subject) -> Finding | None:
     return Finding(name, PASSED, f"the latent attention multiplies all scores by {expected:.4g}, as the recipe")
 
 
-def check_logits(subject: Subject) -> Finding | None:
+def check_logits(conversion: Conversion) -> Finding | None:
     """Check whether the logits of a checkpoint with code match its method, computed by the reference."""
-    if not subject.has_recipe or not subject.recipe.needs_code:
+    if not conversion.has_recipe or not conversion.recipe.needs_code:
         return None
-    if reason := _reason_to_skip(subject):
+    if reason := _reason_to_skip(conversion):
         return Finding("logits", SKIPPED, reason)
-    subject.report_stage("comparing the logits with what the method specifies")
+    conversion.report_stage("comparing the logits with what the method specifies")
     try:
         report = compare_logits(
-            subject.checkpoint.folder,
-            subject.checkpoint,
-            subject.recipe,
-            subject.expected_model,
-            subject.recipe.edit(subject.plain_model, with_code=False),
-            foreign=subject.runs_foreign_code,
+            conversion.checkpoint.folder,
+            conversion.checkpoint,
+            conversion.recipe,
+            conversion.expected_model,
+            conversion.recipe.edit(conversion.plain_model, with_code=False),
+            foreign=conversion.runs_foreign_code,
         )
     except CtxextError as error:
         return Finding("logits", FAILED, error.message)
@@ -176,13 +179,13 @@ def check_logits(subject: Subject) -> Finding | None:
     return Finding("logits", PASSED, f"match the reference{forms} ({difference})")
 
 
-def check_buckets(subject: Subject) -> Finding | None:
+def check_buckets(conversion: Conversion) -> Finding | None:
     """Check whether each stack of the model looks up its biases in the buckets of the reference."""
     name = "buckets"
-    if not subject.has_recipe or all(step.kind != name for step in subject.recipe.steps):
+    if not conversion.has_recipe or all(step.kind != name for step in conversion.recipe.steps):
         return None
-    (step,) = (step for step in subject.recipe.steps if step.kind == name)
-    plain = subject.plain_model.encoding
+    (step,) = (step for step in conversion.recipe.steps if step.kind == name)
+    plain = conversion.plain_model.encoding
     assert isinstance(plain, Buckets)
     task: dict[str, Any] = {
         "check": name,
@@ -190,7 +193,7 @@ def check_buckets(subject: Subject) -> Finding | None:
         "source": {"distance": plain.distance, "num_buckets": plain.num_buckets},
     }
     try:
-        report = run_script(subject.checkpoint, task, methods=[step.name])
+        report = run_script(conversion.checkpoint, task, methods=[step.name])
     except ScriptFailedError as error:
         return Finding(name, FAILED, f"the buckets cannot be compared: {error}")
     if not report["stacks"]:
@@ -200,32 +203,32 @@ def check_buckets(subject: Subject) -> Finding | None:
     return Finding(name, PASSED, f"{report['distances']} distances in {report['stacks']} stacks match the recipe")
 
 
-def check_tables(subject: Subject) -> Finding | None:
+def check_tables(conversion: Conversion) -> Finding | None:
     """Compare each row of the loaded tables with its reference, computed from the source's rows if it is specified."""
     name = "tables"
-    if not subject.has_recipe or not subject.recipe.rewrites_weights:
+    if not conversion.has_recipe or not conversion.recipe.rewrites_weights:
         return None
-    encoding = subject.model.encoding
+    encoding = conversion.model.encoding
     # Without names of tables, the model computes them for any length.
     if not isinstance(encoding, LearnedTable) or not encoding.layout.tensors:
         return None
-    if not subject.may_load:
+    if not conversion.may_load:
         return Finding(name, SKIPPED, "it contains code that this version did not write")
-    if subject.load_report.error:
+    if conversion.load_report.error:
         return Finding(name, SKIPPED, "it does not load")
-    if training_of(subject):
+    if training_of(conversion):
         return Finding(name, SKIPPED, "training changed its rows")
-    (step,) = (step for step in subject.recipe.steps if step.kind == "table")
-    stored = [tensor for tensor in subject.new_tensors if tensor.endswith(encoding.layout.tensors)]
+    (step,) = (step for step in conversion.recipe.steps if step.kind == "table")
+    stored = [tensor for tensor in conversion.new_tensors if tensor.endswith(encoding.layout.tensors)]
     names = stored or encoding.layout.tensors  # Computed tables need not be among the weights.
     files: dict[str, str] = {}
-    if (source := subject.source) is not None:  # The files of the source that contain them.
+    if (source := conversion.source) is not None:  # The files of the source that contain them.
         for path in reversed(source.loaded_safetensors):
             file = source.folder / path
             files |= dict.fromkeys(read_safetensors_header(file), str(file.resolve()))
     task = {
         "check": name,
-        "auto": auto_class(subject.checkpoint.config),
+        "auto": auto_class(conversion.checkpoint.config),
         "tables": {tensor: files.get(tensor) for tensor in names},
         "endings": list(encoding.layout.tensors),
         "special": encoding.num_special,
@@ -234,7 +237,7 @@ def check_tables(subject: Subject) -> Finding | None:
         "numbers": step.to_dict(),
     }
     try:
-        report = run_script(subject.checkpoint, task, methods=[step.name])
+        report = run_script(conversion.checkpoint, task, methods=[step.name])
     except ScriptFailedError as error:
         return Finding(name, FAILED, f"the tables cannot be compared: {error}")
     tables = report["tables"]
@@ -252,7 +255,7 @@ def check_tables(subject: Subject) -> Finding | None:
         return Finding(name, FAILED, problem)
     rows = ", ".join(f"{table['name']}: {table['rows']} rows" for table in tables)
     worst = max(table["difference"] for table in tables)
-    is_kept = subject.source is not None and all(table["kept"] for table in tables)
+    is_kept = conversion.source is not None and all(table["kept"] for table in tables)
     note = f", the first {encoding.trained_length} identical to the source's" if is_kept else ""
     return Finding(name, PASSED, f"{rows} match the recipe (largest difference {worst:.0e}){note}")
 
@@ -297,22 +300,22 @@ def verify(
     if trust_remote_code:
         check_pinned(checkpoint, revision)
     source = None if against is None else open_checkpoint(against, token=token)
-    subject = Subject(checkpoint, source, trust_remote_code, progress=progress)
-    if load and not subject.has_recipe and not subject.manifest:
-        return [*run_checks(READING, subject), Finding("loading", SKIPPED, "ctxext did not write this checkpoint")]
+    conversion = Conversion(checkpoint, source, trust_remote_code, progress=progress)
+    if load and not conversion.has_recipe and not conversion.manifest:
+        return [*run_checks(READING, conversion), Finding("loading", SKIPPED, "ctxext did not write this checkpoint")]
     checks = (*READING, *(LOADING if load else ()), file_checks.check_against)
-    return run_checks(checks, subject)
+    return run_checks(checks, conversion)
 
 
-def run_checks(checks: Sequence[Check], subject: Subject) -> list[Finding]:
+def run_checks(checks: Sequence[Check], conversion: Conversion) -> list[Finding]:
     """Run checks one after another; a check that cannot read something fails with the reason."""
-    findings = [_run(check, subject) for check in checks]
+    findings = [_run(check, conversion) for check in checks]
     return [finding for finding in findings if finding is not None]
 
 
-def _run(check: Check, subject: Subject) -> Finding | None:
+def _run(check: Check, conversion: Conversion) -> Finding | None:
     try:
-        return check(subject)
+        return check(conversion)
     except CtxextError as error:
         problem = error.message
     except OSError as error:

@@ -37,6 +37,11 @@ def format_percent(share: float) -> str:
     return str(min(99, max(1, value)) if 0 < share < 1 else value)
 
 
+def format_interval(low: float, high: float) -> str:
+    """Format an interval of shares in whole percent."""
+    return f"{format_percent(low)}–{format_percent(high)}"
+
+
 def _describe_retrieval(name: str, tasks: Sequence[str], models: Sequence[dict[str, Any]]) -> str:
     """Describe the scores at the longest length with correct answers, and the best model's weakest depth."""
     by_model = {model["name"]: [cell for cell in model["cells"] if cell["task"] in tasks] for model in models}
@@ -50,8 +55,7 @@ def _describe_retrieval(name: str, tasks: Sequence[str], models: Sequence[dict[s
     shares = {name: pool_cells(cells) for name, cells in at_length.items() if cells}
     best, *others = sorted(shares, key=lambda name: shares[name][0], reverse=True)
     share, low, high = shares[best]
-    interval = f"{format_percent(low)}–{format_percent(high)}"
-    sentence = f"{name} at {length} tokens: {best} finds {format_percent(share)} % ({interval})"
+    sentence = f"{name} at {length} tokens: {best} finds {format_percent(share)} % ({format_interval(low, high)})"
     sentence += "".join(f", {name} {format_percent(shares[name][0])} %" for name in others[:_MAX_NAMED])
     if rest := others[_MAX_NAMED:]:
         least, most = format_percent(shares[rest[-1]][0]), format_percent(shares[rest[0]][0])

@@ -1,19 +1,18 @@
 """The files of a report: report.html, with tables, heat maps and curves, report.json, and pictures."""
 
 import base64
-import functools
+import dataclasses
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
-from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from ctxext.evaluate.report import tables
 from ctxext.evaluate.report.colours import hexadecimal, ink, series_style, shade
-from ctxext.evaluate.report.findings import findings, format_percent, pool_cells
+from ctxext.evaluate.report.findings import findings, format_percent
 from ctxext.evaluate.report.report import HeatMap, Report, heat_map, tasks_of
 from ctxext.evaluate.tasks.longppl import LongPerplexity
 from ctxext.evaluate.tasks.perplexity import Short
@@ -21,9 +20,7 @@ from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS, TASKS
 from ctxext.files.length import format_length
 from ctxext.files.output_directory import write_whole
 from ctxext.files.packages import install_command, is_installed
-
-if TYPE_CHECKING:
-    from jinja2 import Template
+from ctxext.files.templates import load_template
 
 _LONG_NAME = 24
 _COMMON = 0.8
@@ -57,18 +54,6 @@ def write_report(report: Report, folder: Path) -> list[Path]:
     return [folder / name for name in files]
 
 
-@functools.cache
-def _load_template() -> "Template":
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(
-        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined, finalize=_escape
-    )
-    environment.filters |= {"safe": _Markup, "full_name": _format_full_name, "percent": format_percent, "shade": shade}
-    environment.filters |= {"hexadecimal": hexadecimal, "ink": ink}
-    return environment.from_string(resources.files("ctxext.evaluate.report").joinpath("page.html").read_text("utf-8"))
-
-
 def render_page(report: Report) -> str:
     """Render the page from `page.html`."""
     report = _with_short_names(report)
@@ -77,7 +62,8 @@ def render_page(report: Report) -> str:
     of = f"{len(models)} models" if len(models) > _MAX_NAMED or len(listed) > _MAX_TITLE else listed
     engines = {"vllm": "vLLM", "xllamacpp": "llama.cpp by xllamacpp", "server": "served by"}
     ran = "".join(f", {name} {versions[package]}" for package, name in engines.items() if versions.get(package))
-    return _load_template().render(
+    filters = {"safe": _Markup, "percent": format_percent, "shade": shade, "hexadecimal": hexadecimal, "ink": ink}
+    return load_template("ctxext.evaluate.report", "page.html", _to_html, **filters).render(
         title=f"Long context: {of}",
         subtitle=f"{settings['samples']} samples per cell, seed {settings['seed']}, transformers"
         f" {versions['transformers']}, torch {versions['torch']}{ran}",
@@ -86,9 +72,13 @@ def render_page(report: Report) -> str:
         tasks=[_make_task(report, task) for task in tasks_of(report)],
         perplexity=_make_perplexity(report),
         picture=_draw_losses(report),
-        tables=[_make_longppl(report), _make_original_length(report), _make_harness(report)],
-        models=_make_models(report),
-        settings=_make_settings(report),
+        tables=[
+            _make_longppl(report),
+            _make_original_length(report),
+            dataclasses.replace(tables.tabulate_harness(models), title="lm-evaluation-harness"),
+        ],
+        models=tables.tabulate_models(report),
+        settings=tables.tabulate_settings(report),
         version=versions["ctxext"],
     )
 
@@ -97,16 +87,29 @@ class _Markup(str):
     """Text that is already HTML."""
 
 
-def _escape(value: Any) -> str:
-    """Escape a value for the page, unless it is already HTML."""
-    return value if isinstance(value, _Markup) else escape(str(value))
+def _to_html(value: Any) -> str:
+    """Return a value as HTML."""
+    if isinstance(value, _Markup):
+        return value
+    if not isinstance(value, tables.Cell):
+        return escape(str(value))
+    text, note = escape(value.text), escape(value.note)
+    if value.style == "name":
+        return f'{text}<br><span class="soft whole">{note}</span>' if note else text
+    tag = {"best": "b", "code": "code"}.get(value.style)
+    return (f"<{tag}>{text}</{tag}>" if tag else text) + (f' <span class="soft">({note})</span>' if note else "")
 
 
 def _with_short_names(report: Report) -> Report:
     """Return a report with short model names, and the full name of each under "whole"."""
     names = shorten_names([model["name"] for model in report["models"]])
-    models = [{**model, "name": names[model["name"]], "whole": model["name"]} for model in report["models"]]
-    return {**report, "models": models, "names": names}
+    models = []
+    for model in report["models"]:
+        short = model["short"]
+        if against := (short or {}).get("against"):
+            short = {**short, "against": {**against, "model": names.get(against["model"], against["model"])}}
+        models.append({**model, "name": names[model["name"]], "whole": model["name"], "short": short})
+    return {**report, "models": models}
 
 
 def shorten_names(names: Sequence[str]) -> dict[str, str]:
@@ -129,69 +132,15 @@ def shorten_names(names: Sequence[str]) -> dict[str, str]:
     return {name: name for name in names}
 
 
-def _format_full_name(model: Mapping[str, Any]) -> _Markup:
-    """Format a short name, with the full name below it if they differ."""
-    name, whole = escape(model["name"]), escape(model["whole"])
-    return _Markup(f'{name}<br><span class="soft whole">{whole}</span>' if whole != name else name)
-
-
-def _format_code(text: str) -> _Markup:
-    return _Markup(f"<code>{text}</code>")
-
-
-class _Cell(NamedTuple):
-    """A cell of the summary, with the sort value of its column."""
-
-    value: Any
-    text: str
-    interval: str = ""
-    is_best: bool = False
-
-
 def _make_summary(report: Report) -> dict[str, Any]:
-    """Return the table of models by prompt length; empty without retrieval tasks."""
-    models = [model for model in report["models"] if model["cells"]]
-    if not models:
+    """Return the table of models by prompt length, with the words of its legend; empty without retrieval tasks."""
+    if not (tasks := tasks_of(report)):
         return {}
-    tasks = tasks_of(report)
-    lengths = sorted({cell["length"] for model in models for cell in model["cells"]})
-    costs = {model["name"]: (model["short"] or {}).get("against") for model in models}
-    head = ["model", *(f"{format_length(length)} tokens" for length in lengths)]
-    leaderboard = tables.leaderboard_heading(models)
-    head += ["effective length"] * (len(lengths) > 1) + [leaderboard] * bool(leaderboard)
-    head += ["cost, nats"] * any(costs.values())
-    rows: dict[str, list[_Cell]] = {model["name"]: [] for model in models}
-    for length in lengths:
-        scores = {
-            model["name"]: pool_cells(cells)
-            for model in models
-            if (cells := [cell for cell in model["cells"] if cell["length"] == length])
-        }
-        first, *others = sorted(scores.values(), reverse=True)
-        is_best = bool(others) and first[1] > max(high for _, _, high in others)
-        for name, row in rows.items():
-            if (score := scores.get(name)) is None:
-                row.append(_Cell(-1, "–"))
-            else:
-                share, low, high = score
-                interval = f"{format_percent(low)}–{format_percent(high)}"
-                row.append(_Cell(f"{share:.6f}", format_percent(share), interval, is_best and score == first))
-    for model in models:
-        row, effective, cost = rows[model["name"]], model.get("effective"), costs[model["name"]]
-        if len(lengths) > 1:
-            text = tables.effective_text(effective, lengths[-1])
-            row.append(_Cell((effective or {}).get("length") or 0, text))
-        if leaderboard:
-            ruler = model.get("ruler")
-            row.append(_Cell((ruler or {}).get("length") or 0, tables.leaderboard_text(ruler)))
-        if any(costs.values()):
-            row.append(_Cell(f"{cost['loss']:.6f}", f"{cost['loss']:+z.3f}") if cost else _Cell(0, "–"))
     return {
+        "table": tables.tabulate_summary(report),
         "over": f"the mean of {', '.join(tasks)}" if len(tasks) > 1 else tasks[0],
-        "shortest": format_length(lengths[0]),
-        "leaderboard": leaderboard,
-        "head": head,
-        "rows": [(model, rows[model["name"]]) for model in models],
+        "shortest": format_length(min(cell["length"] for model in report["models"] for cell in model["cells"])),
+        "leaderboard": tables.leaderboard_heading(report["models"]),
     }
 
 
@@ -220,7 +169,7 @@ def _make_task(report: Report, task: str) -> dict[str, Any]:
         "depths": ["anywhere" if depth is None else round(100 * depth) for depth in scores.depths],
         "maps": [(length, _make_map(scores, length)) for length in scores.lengths],
         "effective": "; ".join(effective_lengths),
-        "counts": _make_counts(scores),
+        "counts": tables.tabulate_counts(scores),
     }
 
 
@@ -228,71 +177,27 @@ def _make_map(scores: HeatMap, length: int) -> list[tuple[Any, ...]]:
     """Return for each model its name, its cells at a length by depth, and its share with the interval."""
     rows = []
     for model in scores.models:
-        cells = scores.row(model, length)
-        if measured := [cell for cell in cells if cell]:
+        cells, share, interval = tables.score_at(scores, model, length)
+        if share:
             beyond = "*" if model["trained_length"] and length > model["trained_length"] else ""
-            rows.append((f"{model['name']}{beyond}", cells, *tables.in_percent(measured)))
+            rows.append((f"{model['name']}{beyond}", cells, share, interval))
     return rows
 
 
-def _make_counts(scores: HeatMap) -> tables.Table:
-    rows = [
-        [
-            name,
-            cell["length"],
-            "–" if cell["depth"] is None else f"{100 * cell['depth']:g} %",
-            f"{cell['correct']:g} of {cell['samples']}",
-            f"{100 * cell['share']:.1f} %",
-            f"{100 * cell['low']:.1f}–{100 * cell['high']:.1f} %",
-        ]
-        for (name, _, _), cell in scores.cells.items()
-    ]
-    return tables.Table("", ["model", "tokens", "depth", "correct", "share", "95 % interval"], rows)
-
-
-def _make_models(report: Report) -> tables.Table:
-    rows = [
-        [
-            _format_full_name(model),
-            model["summary"],
-            model["trained_length"],
-            model["context_length"],
-            _format_computed(model),
-            _format_code(model["digest"][:12]),
-        ]
-        for model in report["models"]
-    ]
-    head = ["model", "recipe", "original context length", "context length", "dtype, attention, device", "digest"]
-    return tables.Table("Models", head, rows)
-
-
-def _format_computed(model: Mapping[str, Any]) -> str:
-    """Return dtype, attention and device of a model, or its server and its name there."""
-    if "served_model" in model:
-        return f"{model['engine']}, {model['served_model'] or 'default model'}"
-    return f"{model.get('dtype')}, {model.get('attention')}, {model.get('device')}"
-
-
 def _make_perplexity(report: Report) -> tables.Table:
-    name, lengths, curves = tables.perplexities(report)
-    if not curves:
-        return tables.Table("", [], [])
-    task = TASKS[name]
-    kinds = {"lengths": "", **({"sliding": ", sliding"} if "sliding" in curves[0][2] else {})}
-    head = ["", "model", "documents", *(f"{length}{note}" for note in kinds.values() for length in lengths)]
-    lines = map(_draw_line, range(len(report["models"])))
-    rows = [
-        ["" if text else next(lines), f"{model['name']}{text and f', {text}'}", curve["documents"]]
-        + [figure for kind in kinds for figure in tables.figures(curve[kind], lengths)]
-        for model, text, curve in curves
-    ]
+    table = tables.tabulate_perplexity(report)
+    if not table.rows:
+        return table
+    task, lines = TASKS[table.title], map(_draw_line, range(len(report["models"])))
+    head = ["", "model", *(heading.replace(" tokens", "") for heading in table.head[2:])]
+    rows = [["" if text else next(lines), f"{name}{text and f', {text}'}", *cells] for name, text, *cells in table.rows]
     return tables.Table(task.name.capitalize(), head, rows, f"{task.description}\nText: {_get_data_name(report)}.")
 
 
 def _make_longppl(report: Report) -> tables.Table:
-    head = ["model", "tokens", "loss, nats per token", "key tokens", "of", "documents"]
     note = f"{LongPerplexity.description}\n{tables.describe_evaluator(report)}Text: {_get_data_name(report)}."
-    return tables.Table("LongPPL", head, tables.key_token_rows(report), note)
+    head = ["model", "tokens", "loss, nats per token", "key tokens", "of", "documents"]
+    return dataclasses.replace(tables.tabulate_key_tokens(report), title="LongPPL", head=head, note=note)
 
 
 def _draw_line(number: int) -> _Markup:
@@ -312,29 +217,9 @@ def _get_data_name(report: Report) -> str:
 
 
 def _make_original_length(report: Report) -> tables.Table:
-    rows = []
-    for model in report["models"]:
-        if measured := model["short"]:
-            change, interval = tables.change_in_loss(measured)
-            against = measured["against"]["model"] if change else "–"
-            change = f"{change} ({interval})" if interval else change or "–"
-            figures = [measured["length"], f"{measured['perplexity']:.3f}", change]
-            rows.append([model["name"], *figures, report["names"].get(against, against)])
-    head = ["model", "tokens", "perplexity", "loss against source, nats per token", "source"]
+    columns = ("model", "tokens", "perplexity", "loss against source, nats per token", "source")
     note = f"{Short.description} Text: {_get_data_name(report)}."
-    return tables.Table("At the original context length", head, rows, note)
-
-
-def _make_harness(report: Report) -> tables.Table:
-    rows = tables.harness_rows(report["models"])
-    return tables.Table("lm-evaluation-harness", ["model", "task", "metric", "value"], rows)
-
-
-def _make_settings(report: Report) -> tables.Table:
-    rows = [[key, value] for key, value in report["settings"].items() if value is not None]
-    rows += report["versions"].items()
-    rows += [[f"digest of {model['name']}", _format_code(model["digest"])] for model in report["models"]]
-    return tables.Table("Settings", [], rows)
+    return tables.tabulate_original_length(report).select(columns, "At the original context length", note)
 
 
 def _draw_losses(report: Report) -> dict[str, Any]:

@@ -1,17 +1,18 @@
-"""The pictures of a report: heat maps of depth by length, and loss by position."""
+"""All pictures: scores by depth and length, loss by position, loss of a training, and the recipes of a search."""
 
 import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import matplotlib as mpl
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-from ctxext.evaluate.report.colours import hexadecimal, ink, series_style, shade
+from ctxext.evaluate.report.colours import SERIES, hexadecimal, ink, series_style, shade
 from ctxext.evaluate.report.findings import format_percent
 from ctxext.evaluate.report.report import HeatMap, Report
 from ctxext.files.length import format_length
@@ -25,6 +26,9 @@ _FAINT = {"light": "#d5d5d5", "dark": "#3a3e44"}
 _MAX_COLUMNS = 4
 _MAX_NUMBERED = 400
 _SMOOTHED = (0.25, 0.5, 0.25)
+_SPAN = 0.05
+"""Share of the steps of a training in the smoothing window of its curve."""
+_MARKERS = "osDv^P*X"
 
 
 def draw_heat_maps(heat_map: HeatMap) -> Figure:
@@ -132,6 +136,97 @@ def smooth_losses(values: Sequence[float]) -> list[float]:
     return [*values[:1], *inner, *values[-1:]] if len(values) > 1 else list(values)
 
 
+def draw_training(losses: Sequence[tuple[int, float]], lengths: Sequence[int]) -> Figure:
+    """Draw the loss of every training step as a point, and a smoothed curve, in one colour per length.
+
+    Losses at different lengths have different levels, so a single curve would mix them.
+    """
+    figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
+    axes = figure.subplots()
+    for number, length in enumerate(sorted(set(lengths), reverse=True)):
+        chosen = [(step, loss) for step, loss in losses if lengths[step - 1] == length]
+        if chosen:
+            colour, dashes = series_style(number)
+            steps, values = zip(*chosen, strict=True)
+            axes.plot(steps, values, ".", color=colour, alpha=0.3, markersize=4)
+            style = (0, dashes) if dashes else "-"
+            axes.plot(steps, smooth_training(steps, values), color=colour, linestyle=style, label=f"{length:,} tokens")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss (nats per token)")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return figure
+
+
+def smooth_training(steps: Sequence[int], values: Sequence[float]) -> list[float]:
+    """Return the mean of the values around each step; the window is symmetric, so that a slope is not shifted."""
+    width = max(1.0, _SPAN * (steps[-1] - steps[0]) / 2)
+    means = []
+    for at in steps:
+        # Near an end the window shrinks to the distance from it.
+        near = min(width, at - steps[0], steps[-1] - at)
+        window = [value for step, value in zip(steps, values, strict=True) if abs(step - at) <= near]
+        means.append(sum(window) / len(window))
+    return means
+
+
+class TradeOff(NamedTuple):
+    """A recipe of a search: its methods, its losses, and whether its parameters are published."""
+
+    methods: str
+    rise: float
+    loss: float
+    is_published: bool
+
+
+def draw_pareto_front(
+    points: Sequence[TradeOff], front: Sequence[TradeOff], best: TradeOff | None, keep_short: float, title: str
+) -> Figure:
+    """Draw the loss of the answers over the rise at the original context length, and the Pareto front."""
+    strong, faint = _INK["light"], _FAINT["light"]
+    figure = Figure(figsize=(7.2, 4.4), layout="constrained")
+    axes = figure.subplots()
+    groups: dict[str, list[TradeOff]] = {}
+    for point in points:
+        groups.setdefault(point.methods, []).append(point)
+    for number, (methods, members) in enumerate(sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))):
+        axes.scatter(
+            [100 * point.rise for point in members],
+            [point.loss for point in members],
+            s=[46 if point.is_published else 20 for point in members],
+            color=SERIES[number % len(SERIES)],
+            marker=_MARKERS[number // len(SERIES) % len(_MARKERS)],
+            linewidths=0.8,
+            edgecolors=[strong if point.is_published else "none" for point in members],
+            label=methods,
+            zorder=3,
+        )
+    steps = sorted(front, key=lambda point: point.rise)
+    line = {"color": strong, "linewidth": 1.0, "zorder": 2}
+    axes.step([100 * point.rise for point in steps], [point.loss for point in steps], where="post", **line)
+    axes.axvline(100 * keep_short, color=strong, linewidth=0.9, linestyle=":")
+    if best is not None:
+        axes.scatter(
+            [100 * best.rise], [best.loss], s=190, facecolors="none", edgecolors=strong, linewidths=1.4, zorder=4
+        )
+    if all(point.loss > 0 for point in points):
+        axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.set_xlabel("rise of the loss at the original context length (%)")
+    axes.set_ylabel("loss of the answers (0 to 1)")
+    axes.set_title(title, fontsize=10, fontweight="bold")
+    axes.grid(color=faint, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    if points:
+        note = "outlined: published parameters\nring: selected\ndotted: maximum rise"
+        axes.legend(
+            fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), title=note, title_fontsize=7
+        )
+    return figure
+
+
 @contextmanager
 def _use_theme(theme: str) -> Iterator[None]:
     colours = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "axes.titlecolor")
@@ -142,9 +237,9 @@ def _use_theme(theme: str) -> Iterator[None]:
         yield
 
 
-def as_png(figure: Figure) -> bytes:
+def as_png(figure: Figure, *, dpi: int = 160) -> bytes:
     """Return a figure as a PNG file, with the same bytes for the same figure."""
     FigureCanvasAgg(figure)
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=160, metadata={"Software": None})
+    figure.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
     return buffer.getvalue()

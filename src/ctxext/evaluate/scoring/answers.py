@@ -20,7 +20,7 @@ from ctxext.checkpoint.loading import quiet_transformers
 from ctxext.data.prompt import Prompt
 from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.scoring.prefix_cache import follows_length, forget_longer_prompts, is_static_for, new_cache
-from ctxext.verify.checks_process import cache_argument, cache_of
+from ctxext.verify.decoding_process import cache_argument, cache_of
 
 _WORTH = 1 / 8
 """Minimum share of a reused prefix in a prompt: a first piece needs no mask and is faster."""

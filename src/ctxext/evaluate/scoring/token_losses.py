@@ -14,7 +14,6 @@ from itertools import groupby
 
 import torch
 
-from ctxext.checkpoint.head import positions_at_once
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import open_infos
 from ctxext.evaluate.model import LoadedModel, Loading, load_model
@@ -92,14 +91,7 @@ def _measure_losses(
 ) -> torch.Tensor:
     """Compute the losses on targets (n,) at n positions of texts (batch, length), in float64 on the CPU."""
     head = loaded.head
-    hidden, places = head.read(ids)[chosen][None], ids[chosen][None]
-    losses = [
-        torch.nn.functional.cross_entropy(
-            head(hidden[:, piece], places[:, piece])[0].float(), targets[piece], reduction="none"
-        )
-        for piece in head.pieces(hidden, positions_at_once(loaded.model))
-    ]
-    numbers = torch.cat(losses).double().cpu() if losses else torch.zeros(0, dtype=torch.float64)
+    numbers = head.measure_losses(head.read(ids)[chosen][None], ids[chosen][None], targets).double().cpu()
     loaded.check_finite(numbers)
     return numbers
 

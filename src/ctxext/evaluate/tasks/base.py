@@ -69,7 +69,7 @@ class Work(ABC):
 
 
 @dataclass(frozen=True)
-class Reading:
+class DocumentPlan:
     """The documents that a model reads, and the lengths to read.
 
     Attributes:
@@ -135,7 +135,7 @@ class Task(ABC):
     separates_texts: bool = False
     options: tuple[str, ...] = ()
 
-    def documents_to_read(self, reading: Reading) -> Sequence[Work]:
+    def documents_to_read(self, plan: DocumentPlan) -> Sequence[Work]:
         """Return the work on each document; by default a task reads none."""
         return ()
 

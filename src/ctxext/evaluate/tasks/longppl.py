@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ctxext.errors import CtxextError
-from ctxext.evaluate.tasks.base import Key, Reading, Record, Task, Work
+from ctxext.evaluate.tasks.base import DocumentPlan, Key, Record, Task, Work
 
 if TYPE_CHECKING:
     from ctxext.data.encoding import Encoder
@@ -60,7 +60,7 @@ class KeyTokenWork(Work):
     """One text up to a length.
 
     Attributes:
-        reading: The evaluator and the file of key tokens.
+        plan: The evaluator and the file of key tokens.
         text: The text as the evaluator reads it.
         key: The evaluator's view of the text.
         ids: Tokens of the measured model, with begin tokens.
@@ -69,7 +69,7 @@ class KeyTokenWork(Work):
     """
 
     task: "LongPerplexity"
-    reading: Reading
+    plan: DocumentPlan
     text: str
     key: KeyText
     ids: list[int]
@@ -89,10 +89,8 @@ class KeyTokenWork(Work):
             return
         spans = self.key.spans
         if spans is None:
-            assert self.reading.evaluator is not None
-            spans = _find_spans(
-                self.reading.evaluator, str(loaded.device), self.text, self.key, self.reading.key_tokens
-            )
+            assert self.plan.evaluator is not None
+            spans = _find_spans(self.plan.evaluator, str(loaded.device), self.text, self.key, self.plan.key_tokens)
         ids, offsets = self.ids[: self.length], self.offsets[: self.length]
         chosen = [token - 1 for token in select_tokens(offsets, spans)]  # The first loss is that of the second token.
         yield {
@@ -120,14 +118,14 @@ class LongPerplexity(Task):
     shows: str = "the loss on tokens that only far context predicts"
     options: tuple[str, ...] = ("data", "evaluator", "key_tokens")
 
-    def documents_to_read(self, reading: Reading) -> list[KeyTokenWork]:
+    def documents_to_read(self, plan: DocumentPlan) -> list[KeyTokenWork]:
         """Return the work, one for each text and each length beyond the short context."""
         works = []
-        for sample, (text, key) in enumerate(_read_texts(reading)):
-            ids, offsets = reading.encoder.encode_with_offsets(text)
+        for sample, (text, key) in enumerate(_read_texts(plan)):
+            ids, offsets = plan.encoder.encode_with_offsets(text)
             works += [
-                KeyTokenWork(self, length, reading, text, key, ids, offsets, sample)
-                for length in reading.lengths
+                KeyTokenWork(self, length, plan, text, key, ids, offsets, sample)
+                for length in plan.lengths
                 if length > key.window
             ]
         return works
@@ -166,52 +164,52 @@ def join_spans(spans: Spans) -> tuple[tuple[int, int], ...]:
     return tuple(joined)
 
 
-def _read_texts(reading: Reading) -> list[tuple[str, KeyText]]:
+def _read_texts(plan: DocumentPlan) -> list[tuple[str, KeyText]]:
     """Return the texts with their key tokens, which are still to be found if the file does not contain them."""
-    file = reading.key_tokens
+    file = plan.key_tokens
     lines = _read_file(file) if file is not None and file.exists() else []
-    if reading.evaluator is None:
+    if plan.evaluator is None:
         assert file is not None
-        return _match_lines(reading, file, lines)
+        return _match_lines(plan, file, lines)
     from ctxext.data.encoding import Encoder
     from ctxext.evaluate.checkpoint_info import open_infos
     from ctxext.evaluate.model import Loading, load_tokenizer
 
-    name, (window, step) = name_evaluator(reading.evaluator), choose_window(reading.longest)
+    name, (window, step) = name_evaluator(plan.evaluator), choose_window(plan.longest)
     if other := next((line.evaluator for line in lines if line.evaluator != name), None):
         raise CtxextError(f'"{file}" contains key tokens of "{other}", not of "{name}".', hint="Use another file.")
-    encoder = Encoder(load_tokenizer(open_infos([reading.evaluator])[0], Loading()))
+    encoder = Encoder(load_tokenizer(open_infos([plan.evaluator])[0], Loading()))
     texts = []
-    for text in _cut(reading, lambda begin: _cut_tokens(begin, encoder, reading.longest)):
+    for text in _cut(plan, lambda begin: _cut_tokens(begin, encoder, plan.longest)):
         _, offsets = encoder.encode_with_offsets(text)
         key = KeyText(_digest(text), len(text), name, len(offsets), window, step, offsets[window - 1][1])
         texts.append((text, next((line for line in lines if dataclasses.replace(line, spans=None) == key), key)))
     if not texts:
         raise CtxextError(
-            f"The data contain no text of {reading.longest} tokens of the evaluator.",
+            f"The data contain no text of {plan.longest} tokens of the evaluator.",
             hint="Use longer texts with --data, or shorter --lengths.",
         )
     return texts
 
 
-def _match_lines(reading: Reading, file: Path, lines: Sequence[KeyText]) -> list[tuple[str, KeyText]]:
+def _match_lines(plan: DocumentPlan, file: Path, lines: Sequence[KeyText]) -> list[tuple[str, KeyText]]:
     """Return the texts of a file of key tokens, found by their digests."""
-    if (most := max(line.tokens for line in lines)) < reading.longest - 1:
+    if (most := max(line.tokens for line in lines)) < plan.longest - 1:
         raise CtxextError(
-            f'"{file}" contains key tokens up to {most} tokens, but a prompt length is {reading.longest}.',
+            f'"{file}" contains key tokens up to {most} tokens, but a prompt length is {plan.longest}.',
             hint="Use shorter --lengths, or find key tokens with --evaluator.",
         )
-    by_digest = {line.sha256: line for line in lines if line.tokens >= reading.longest - 1}
+    by_digest = {line.sha256: line for line in lines if line.tokens >= plan.longest - 1}
     sizes = sorted({line.characters for line in by_digest.values()})
 
     def cut(begin: Callable[[int], str]) -> str:
         texts = (begin(size)[:size] for size in sizes)
         return next((text for text in texts if _digest(text) in by_digest), "")
 
-    texts = _cut(reading, cut)
-    if len(texts) < reading.samples:
+    texts = _cut(plan, cut)
+    if len(texts) < plan.samples:
         raise CtxextError(
-            f'"{file}" contains the key tokens of {len(texts)} of the {reading.samples} texts.',
+            f'"{file}" contains the key tokens of {len(texts)} of the {plan.samples} texts.',
             hint=f"Use --samples {len(texts)}, or find the others with --evaluator."
             if texts
             else "Use the same --data and --seed as with --evaluator.",
@@ -219,10 +217,10 @@ def _match_lines(reading: Reading, file: Path, lines: Sequence[KeyText]) -> list
     return [(text, by_digest[_digest(text)]) for text in texts]
 
 
-def _cut(reading: Reading, cut: Callable[[Callable[[int], str]], str]) -> list[str]:
+def _cut(plan: DocumentPlan, cut: Callable[[Callable[[int], str]], str]) -> list[str]:
     from ctxext.data.texts import cut_texts
 
-    return reading.in_turn(lambda data, count: cut_texts(data, cut, count=count, seed=reading.seed))
+    return plan.in_turn(lambda data, count: cut_texts(data, cut, count=count, seed=plan.seed))
 
 
 def _cut_tokens(begin: Callable[[int], str], encoder: "Encoder", most: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ctxext.evaluate.tasks.base import Key, Reading, Record, Task, Work
+from ctxext.evaluate.tasks.base import DocumentPlan, Key, Record, Task, Work
 
 if TYPE_CHECKING:
     from ctxext.evaluate.model import LoadedModel
@@ -20,13 +20,13 @@ class DocumentWork(Work):
     """One document.
 
     Attributes:
-        reading: The documents and lengths to read.
+        plan: The documents and lengths to read.
         ids: Tokens of the document, with start tokens.
         sample: Index of the document.
     """
 
     task: "DocumentTask"
-    reading: Reading
+    plan: DocumentPlan
     ids: list[int]
     sample: int
 
@@ -39,7 +39,7 @@ class DocumentWork(Work):
         """Read the document once if its key is in `keys`."""
         if self.keys[0] in keys:
             cell = {"task": self.task.name, "length": self.length, "depth": None, "samples": [self.sample]}
-            yield {**cell, **self.task.measure(self.reading, loaded, self.ids, self.length)}
+            yield {**cell, **self.task.measure(self.plan, loaded, self.ids, self.length)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,18 +48,18 @@ class DocumentTask(Task):
 
     options: tuple[str, ...] = ("data",)
 
-    def documents_to_read(self, reading: Reading) -> list[DocumentWork]:
+    def documents_to_read(self, plan: DocumentPlan) -> list[DocumentWork]:
         """Return the work, one for each document and length."""
-        named = dataclasses.replace(self, name=f"{self.name}: {reading.text}") if reading.text else self
-        read, lengths = self.documents(reading)
-        return [DocumentWork(named, n, reading, ids, sample) for sample, ids in enumerate(read) for n in lengths]
+        named = dataclasses.replace(self, name=f"{self.name}: {plan.text}") if plan.text else self
+        read, lengths = self.documents(plan)
+        return [DocumentWork(named, n, plan, ids, sample) for sample, ids in enumerate(read) for n in lengths]
 
-    def documents(self, reading: Reading) -> tuple[list[list[int]], list[int]]:
+    def documents(self, plan: DocumentPlan) -> tuple[list[list[int]], list[int]]:
         """Return the tokens of each document, and the lengths to measure: by default the model's longest."""
-        return reading.documents(reading.longest), [max(reading.lengths)]
+        return plan.documents(plan.longest), [max(plan.lengths)]
 
     @abstractmethod
-    def measure(self, reading: Reading, loaded: "LoadedModel", ids: list[int], length: int) -> Record:
+    def measure(self, plan: DocumentPlan, loaded: "LoadedModel", ids: list[int], length: int) -> Record:
         """Measure the loss on a document up to a length."""
 
 
@@ -75,12 +75,12 @@ class Perplexity(DocumentTask):
     options: tuple[str, ...] = ("data", "stride")
     separates_texts: bool = True
 
-    def documents(self, reading: Reading) -> tuple[list[list[int]], list[int]]:
+    def documents(self, plan: DocumentPlan) -> tuple[list[list[int]], list[int]]:
         """Return longer documents for a sliding window, which also reads text beyond the longest length."""
-        most = 2 * reading.longest if reading.stride else reading.longest
-        return reading.documents(reading.longest, most), [max(reading.lengths)]
+        most = 2 * plan.longest if plan.stride else plan.longest
+        return plan.documents(plan.longest, most), [max(plan.lengths)]
 
-    def measure(self, reading: Reading, loaded: "LoadedModel", ids: list[int], length: int) -> Record:
+    def measure(self, plan: DocumentPlan, loaded: "LoadedModel", ids: list[int], length: int) -> Record:
         """Read a document once, and again in sliding windows if there is a stride."""
         from ctxext.evaluate.scoring.token_losses import losses_in_windows, losses_of
 
@@ -89,15 +89,15 @@ class Perplexity(DocumentTask):
         buckets = [losses[max(0, at - 1) : at - 1 + width] for at in range(0, length, width)]
         record: Record = {"width": width, "buckets": [[float(part.sum()), len(part)] for part in buckets]}
         record["lengths"] = {}
-        for n in reading.lengths:
+        for n in plan.lengths:
             # If the position encoding depends on the prompt, a shorter text is read separately.
             of_beginning = losses if loaded.can_share or n == length else losses_of(loaded, ids[:n])
             record["lengths"][str(n)] = float(of_beginning[: n - 1].sum()), n - 1
-        if reading.text:
-            record["text"] = reading.text
-        if stride := reading.stride:
-            num_start = len(reading.encoder.get_start_tokens())
-            record["sliding"] = {str(n): losses_in_windows(loaded, ids, num_start, n, stride) for n in reading.lengths}
+        if plan.text:
+            record["text"] = plan.text
+        if stride := plan.stride:
+            num_start = len(plan.encoder.get_start_tokens())
+            record["sliding"] = {str(n): losses_in_windows(loaded, ids, num_start, n, stride) for n in plan.lengths}
         return record
 
 
@@ -113,12 +113,12 @@ class PseudoPerplexity(DocumentTask):
     )
     shows: str = "the loss of masked tokens in long text by position"
 
-    def measure(self, reading: Reading, loaded: "LoadedModel", ids: list[int], length: int) -> Record:
+    def measure(self, plan: DocumentPlan, loaded: "LoadedModel", ids: list[int], length: int) -> Record:
         """Read a document at every length, cut and with end tokens, as an encoder reads the text on both sides."""
         from ctxext.evaluate.scoring.token_losses import masked_losses
 
-        end, width = reading.encoder.get_end_tokens(), bucket_width(length)
-        results = {n: masked_losses(loaded, [*ids[: n - len(end)], *end]) for n in reading.lengths}
+        end, width = plan.encoder.get_end_tokens(), bucket_width(length)
+        results = {n: masked_losses(loaded, [*ids[: n - len(end)], *end]) for n in plan.lengths}
         losses, is_guessed = results[length]
         parts = [slice(at, at + width) for at in range(0, length, width)]
         return {
@@ -137,15 +137,15 @@ class Short(DocumentTask):
     kinds: tuple[str, ...] = ("causal", "masked")
     shows: str = "the cost of extending at the original context length"
 
-    def documents(self, reading: Reading) -> tuple[list[list[int]], list[int]]:
+    def documents(self, plan: DocumentPlan) -> tuple[list[list[int]], list[int]]:
         """Return documents as long as the original context."""
-        return reading.documents(reading.trained_length), [reading.trained_length]
+        return plan.documents(plan.trained_length), [plan.trained_length]
 
-    def measure(self, reading: Reading, loaded: "LoadedModel", ids: list[int], length: int) -> Record:
+    def measure(self, plan: DocumentPlan, loaded: "LoadedModel", ids: list[int], length: int) -> Record:
         """Read a document once, with end tokens for an encoder."""
         from ctxext.evaluate.scoring.token_losses import losses_of
 
-        end = reading.encoder.get_end_tokens() if reading.kind == "masked" else []
+        end = plan.encoder.get_end_tokens() if plan.kind == "masked" else []
         losses = losses_of(loaded, [*ids[: length - len(end)], *end])
         return {"loss": [float(losses.sum())], "tokens": [len(losses)]}
 

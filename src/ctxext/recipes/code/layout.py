@@ -17,17 +17,11 @@ from ctxext.checkpoint.auto_class import CAUSAL, MASKED
 from ctxext.checkpoint.families import FAMILIES, Family, idle_window, layer_types, text_config
 from ctxext.errors import CtxextError
 from ctxext.recipes.code import guards
-from ctxext.recipes.encodings.dialects import STOCK_KEYS
-from ctxext.recipes.encodings.rotary import (
-    CODE_KEY,
-    SENTINEL,
-    Config,
-    ModelConfig,
-    Rotary,
-    attention_scaling,
-    unsupported_reason,
-    write_rotary,
-)
+from ctxext.recipes.code.guards import CODE_KEY, SENTINEL
+from ctxext.recipes.encodings.base import Config
+from ctxext.recipes.encodings.dialects import STOCK_KEYS, unsupported_reason
+from ctxext.recipes.encodings.rotary import Rotary, attention_scaling, write_rotary
+from ctxext.recipes.model_config import ModelConfig
 
 STUB_FILE = "modeling_ctxext.py"
 SHARED_FILES: Mapping[str, tuple[str, ...]] = {

@@ -9,7 +9,8 @@ from ctxext.checkpoint.families import Family, bidirectional_key, rotated_layers
 from ctxext.errors import CtxextError
 from ctxext.recipes.base import Method
 from ctxext.recipes.code import layout as code_layout
-from ctxext.recipes.encodings.rotary import Config, ModelConfig
+from ctxext.recipes.encodings.base import Config
+from ctxext.recipes.model_config import ModelConfig
 
 _ALL_SLIDING = "every layer with a rotary embedding has a sliding window, and these layers are not changed"
 

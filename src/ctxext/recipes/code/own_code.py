@@ -12,9 +12,10 @@ from typing import Any
 
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
+from ctxext.recipes.code.guards import CODE_KEY
 from ctxext.recipes.code.layout import CONFIGURATION, SHARED_FILES, STUB_FILE
 from ctxext.recipes.code.method import CodeMethod
-from ctxext.recipes.encodings.rotary import CODE_KEY, provenance
+from ctxext.recipes.encodings.base import provenance
 from ctxext.recipes.recipe import recipe_from_dict
 from ctxext.recipes.registry import METHODS
 

@@ -61,7 +61,7 @@ class Encoding:
     @property
     def schedule_summary(self) -> str:
         """The extension in a few words."""
-        return f"{self.carrier} from {self.trained_length} tokens"
+        return f"{self.feature} from {self.trained_length} tokens"
 
     @property
     def usable_length(self) -> int:
@@ -69,7 +69,7 @@ class Encoding:
         return self.context_length
 
     @property
-    def carrier(self) -> str:
+    def feature(self) -> str:
         """The feature that engines must support to run it."""
         raise NotImplementedError
 

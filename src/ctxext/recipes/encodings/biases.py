@@ -28,7 +28,7 @@ class Alibi(Encoding):
     stops: bool
 
     @property
-    def carrier(self) -> str:
+    def feature(self) -> str:
         """The feature that engines must support: ALiBi. Methods with code are listed separately."""
         return "alibi"
 
@@ -86,7 +86,7 @@ class Buckets(Encoding):
     num_buckets: int
 
     @property
-    def carrier(self) -> str:
+    def feature(self) -> str:
         """The feature that engines must support: buckets of distances."""
         return "buckets"
 

@@ -1,15 +1,13 @@
-"""Layout of a schedule in config.json, in the v4 and v5 formats of transformers that a family's code accepts."""
+"""The keys and rope types of schedules in config.json that a family's code accepts, in any version of transformers."""
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
-from ctxext.checkpoint.families import Family, read, text_config
+from ctxext.checkpoint.families import Family
 from ctxext.checkpoint.geometry import LENGTH_ABOVE, LENGTH_REACHED
 from ctxext.errors import CtxextError
 from ctxext.recipes.encodings.base import Config
 
-_DTYPES = ("dtype", "torch_dtype")
 _NEEDED: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("linear", "dynamic", "yarn"), ("factor",)),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
@@ -50,40 +48,6 @@ def check_numbers(parameters: Mapping[str, Any]) -> None:
                 f'The schedule "{parameters["rope_type"]}" of config.json lacks "{key}".',
                 hint="Add it to rope_scaling and rope_parameters, or remove the schedule.",
             )
-
-
-def rope_scaling(family: Family, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schedule in the v4 format; some classes accept certain keys only (Phi-3)."""
-    keys = family.rope_scaling_keys.get(parameters["rope_type"])
-    if keys is None:
-        return dict(parameters)
-    named = {**parameters, "type": parameters["rope_type"]}
-    return {key: named[key] for key in keys if key in named}
-
-
-def nested_by_type(config: Config, family: Family, full: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schedule by layer type; that of sliding layers is unchanged (docs/traps.md, trap 9)."""
-    source = text_config(config, family).get("rope_parameters") or {}
-    nested = {key: copy.deepcopy(value) for key, value in source.items() if isinstance(value, dict)}
-    local = {"rope_type": "default", "rope_theta": read(config, family, "local_rope_theta")}
-    if partial := family.defaults.get("local_partial_rotary_factor"):
-        local["partial_rotary_factor"] = partial
-    for name in family.sliding_types if local["rope_theta"] else ():
-        nested.setdefault(name, local)
-    return {**nested, **{name: dict(full) for name in family.full_types}}
-
-
-def write_explicit(config: Config, edited: Config, text: Config, family: Family) -> None:
-    """Write values that some programs would otherwise guess: head size, base of sliding layers, dtype."""
-    head_dim = read(config, family, "head_dim")
-    if head_dim and family.explicit_head_dim and not family.shared_rotary_key and text.get("head_dim") is None:
-        text["head_dim"] = int(head_dim)
-    if family.local_theta_key:
-        text[family.local_theta_key] = read(config, family, family.local_theta_key)
-    for place in (edited, text):
-        known = next((place[key] for key in _DTYPES if place.get(key)), None)
-        if known:
-            place.update(dict.fromkeys(_DTYPES, known))
 
 
 def write_length(text: Config, family: Family, length: int) -> None:

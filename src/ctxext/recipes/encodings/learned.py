@@ -113,7 +113,7 @@ class LearnedTable(Encoding):
         return dataclasses.replace(super().at_length(length), is_lengthened=True)
 
     @property
-    def carrier(self) -> str:
+    def feature(self) -> str:
         """The table, of any length."""
         return "table"
 

@@ -28,7 +28,7 @@ class NoPositions(Encoding):
         return self.is_raised and super().is_scaled
 
     @property
-    def carrier(self) -> str:
+    def feature(self) -> str:
         """The length in config.json."""
         return "length"
 

@@ -7,15 +7,13 @@ misreads a file that contains only the other format (docs/traps.md, trap 1), so 
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ctxext.checkpoint.families import (
     Family,
     assumed_schedule,
-    distance_beyond,
-    family_of,
     has_null_theta,
     read,
     rotary_dim,
@@ -26,25 +24,16 @@ from ctxext.checkpoint.families import (
 )
 from ctxext.checkpoint.geometry import MAXIMUM, claimed_length, original_length_of, reached_length
 from ctxext.errors import CtxextError
-from ctxext.recipes.code.guards import CODE_KEY as CODE_KEY
-from ctxext.recipes.code.guards import SENTINEL as SENTINEL
-from ctxext.recipes.encodings.base import POSITIONS, Encoding
-from ctxext.recipes.encodings.base import Config as Config
-from ctxext.recipes.encodings.base import provenance as provenance
-from ctxext.recipes.encodings.biases import read_alibi, read_buckets
+from ctxext.recipes.code.guards import CODE_KEY, SENTINEL
+from ctxext.recipes.encodings.base import POSITIONS, Config, Encoding, provenance
 from ctxext.recipes.encodings.dialects import (
     KEPT,
     check_numbers,
     known_keys,
-    nested_by_type,
-    rope_scaling,
-    write_explicit,
+    native_type,
+    unsupported_reason,
     write_length,
 )
-from ctxext.recipes.encodings.dialects import native_type as native_type
-from ctxext.recipes.encodings.dialects import unsupported_reason as unsupported_reason
-from ctxext.recipes.encodings.learned import COMPUTED, LAYOUTS, read_computed, read_learned
-from ctxext.recipes.encodings.no_positions import has_length, read_no_positions
 
 _ORIGINAL = "original_max_position_embeddings"
 _FROM_ORIGINAL = ("llama3", "longrope", "yarn")
@@ -54,6 +43,7 @@ _COPIES = frozenset({"rope_theta", "theta"})
 """Other keys of the base, which must be equal to it: transformers 4.57 prefers `theta` in LFM2."""
 SLIDING_FOLLOWS = "its sliding-window layers use the same schedule as the other layers, so they change too."
 """Warning for users of a changed schedule."""
+_DTYPES = ("dtype", "torch_dtype")
 _SECTIONS = "mrope"
 """Older rope type of a plain schedule with sections of positions (Qwen2-VL); classes read "default"."""
 
@@ -118,7 +108,7 @@ class Rotary(Encoding):
         return self.rope_type == "linear" and self.length_origin == MAXIMUM
 
     @property
-    def carrier(self) -> str:
+    def feature(self) -> str:
         """The rope type."""
         return self.rope_type
 
@@ -205,86 +195,12 @@ class Rotary(Encoding):
 def sliding_layers_follow(config: Config, family: Family, after: Encoding) -> bool:
     """Return whether a changed base or schedule changes the sliding layers too, if a model has some."""
     has_bases = family.layer_theta_key and text_config(config, family).get(family.layer_theta_key)
-    is_shared = not (family.nested_rope or family.local_theta_key or (has_bases and after.carrier == "default"))
+    is_shared = not (family.nested_rope or family.local_theta_key or (has_bases and after.feature == "default"))
     return family.encoding == "rotary" and is_shared
 
 
-@dataclass(frozen=True)
-class ModelConfig:
-    """A model's configuration, read once: the input and output of each step of a recipe.
-
-    Attributes:
-        config: The content of config.json.
-        family: Its family.
-        encoding: Its position encoding.
-    """
-
-    config: Config
-    family: Family
-    encoding: Encoding
-
-    @property
-    def rotary(self) -> Rotary:
-        """The rotary encoding."""
-        if not isinstance(self.encoding, Rotary):
-            raise _not_rotary(self.family)
-        return self.encoding
-
-    def read(self, key: str) -> Any:
-        """Return a value as transformers computes it (`families.read`)."""
-        return read(self.config, self.family, key)
-
-    @property
-    def code(self) -> Mapping[str, Any]:
-        """The block that the checkpoint's code reads; empty without code."""
-        block = text_config(self.config, self.family).get(CODE_KEY)
-        return block if isinstance(block, Mapping) else {}
-
-    @property
-    def is_extended(self) -> bool:
-        """Whether a schedule or code of ctxext changes the model."""
-        return self.encoding.is_scaled or bool(self.code)
-
-    def with_encoding(self, encoding: Encoding) -> "ModelConfig":
-        """Return the model with another encoding, written to its configuration."""
-        return ModelConfig(encoding.write_to(self.config, self.family), self.family, encoding)
-
-    def with_context_length(self, length: int) -> "ModelConfig":
-        """Return the model with another context length in tokens; its schedule stays."""
-        encoding = self.encoding.at_length(length)
-        return ModelConfig(encoding.write_length_to(self.config, self.family), self.family, encoding)
-
-
-def beyond_training(model: ModelConfig, length: int = 0) -> str:
-    """Return the warning for sliding layers that keep their rotation but see farther than in training, or "".
-
-    `length` is the context length in tokens, by default the model's.
-    """
-    trained = model.encoding.trained_length
-    length = length or max(model.encoding.usable_length, model.encoding.claimed_length)
-    window = distance_beyond(model.config, model.family, trained, length)
-    if window is None:
-        return ""
-    return (
-        f"its sliding-window layers keep their rotary embedding, and beyond {trained} tokens their window of {window} "
-        f"tokens covers distances that they were not trained on: set the window to {trained} in the source's "
-        "config.json, or measure the result with ctxext eval."
-    )
-
-
-def model_config(config: Config, original_length: int | None = None) -> ModelConfig:
-    """Read the content of config.json.
-
-    Args:
-        config: The content of config.json.
-        original_length: The length of the training, in tokens, if the user gives it.
-    """
-    family = family_of(config)
-    reader = READERS.get(family.encoding, read_rotary)
-    return ModelConfig(config, family, reader(config, family, original_length))
-
-
-def _not_rotary(family: Family) -> CtxextError:
+def not_rotary_error(family: Family) -> CtxextError:
+    """Return the error for a family without rotary position embeddings."""
     if family.encoding == "none":
         reason = family.reason or f"it has {POSITIONS[family.positions]}"
         return CtxextError(
@@ -306,7 +222,7 @@ def read_rotary(config: Config, family: Family, original_length: int | None = No
         original_length: The length of the training, in tokens, if the user gives it.
     """
     if family.encoding != "rotary":
-        raise _not_rotary(family)
+        raise not_rotary_error(family)
     if family.reason:
         raise CtxextError(f'"{family.model_type}" cannot be converted: {family.reason}.')
     text = dict(text_config(config, family))
@@ -323,10 +239,13 @@ def read_rotary(config: Config, family: Family, original_length: int | None = No
     parameters.pop("type", None)
     if parameters["rope_type"] == _SECTIONS:
         parameters["rope_type"] = "default"
+    # Mistral 4's class cannot run with "default", so its plain schedule is a linear one with factor 1.
     if parameters["rope_type"] == family.plain_type and parameters.get("factor") in (None, 1):
         parameters["rope_type"] = "default"
     check_numbers(parameters)
     theta, theta_origin = float(theta), ""
+    # Hunyuan's `dynamic` with alpha does not depend on the length: it is a raised base under another name, and methods
+    # must start from that base (docs/lengths.md).
     if parameters["rope_type"] == "dynamic" and parameters.get("alpha") and "alpha" in known_keys(text, family):
         theta, theta_origin = _base_of_alpha(theta, float(parameters["alpha"]), rotary_dim(config, family))
         parameters = {key: value for key, value in parameters.items() if key not in known_keys(text, family)}
@@ -338,11 +257,13 @@ def read_rotary(config: Config, family: Family, original_length: int | None = No
             hint="Add the model's training length to config.json.",
         )
     claimed, record = int(context_length), provenance(config)
-    if parameters["rope_type"] in _FROM_ORIGINAL and text.get(_ORIGINAL):
+    if parameters["rope_type"] in _FROM_ORIGINAL and text.get(_ORIGINAL):  # As transformers does.
         parameters[_ORIGINAL] = text[_ORIGINAL]
     trained, origin = original_length_of(
         config, family, parameters, requested=original_length, recorded=record.get("trained_length")
     )
+    # A longer length in config.json may only be declared (docs/traps.md, trap 17). It counts if a schedule extends the
+    # model to it, or if ctxext raised the base, which leaves no trace but the record.
     is_stretched = parameters["rope_type"] != "default" or (
         bool(record.get("trained_length")) and record.get("declared_length") != claimed
     )
@@ -430,26 +351,6 @@ def attention_scaling(rotary: Rotary) -> float:
     return 0.1 * math.log(factor) + 1
 
 
-READERS: Mapping[str, Callable[[Config, Family, int | None], Encoding]] = {
-    "rotary": read_rotary,
-    "learned": read_learned,
-    "sinusoidal": read_computed,
-    "alibi": read_alibi,
-    "buckets": read_buckets,
-    "none": read_no_positions,
-}
-"""Functions that read the encodings that have methods."""
-
-
-def is_readable(config: Config, family: Family) -> bool:
-    """Return whether `model_config` supports the family's encoding; a configuration may still be incomplete."""
-    if family.encoding == "none":
-        return has_length(config, family)
-    if family.positions in ("learned", "sinusoidal"):
-        return family.model_type in {**LAYOUTS, **COMPUTED}
-    return family.positions in READERS
-
-
 def _full_attention_parameters(text: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """Return the schedule of the full-attention layers as one flat dict."""
     merged: dict[str, Any] = dict(assumed_schedule(text, family))
@@ -460,6 +361,7 @@ def _full_attention_parameters(text: Mapping[str, Any], family: Family) -> dict[
         merged.update(nested[0] if nested else flat)
     block = text.get(CODE_KEY)
     if isinstance(block, Mapping):
+        # The schedule that the sentinel hides, and the keys that stay at another length (docs/traps.md, trap 22).
         hidden = block.get("rope") if merged.get("rope_type") == SENTINEL else None
         merged.update({**(hidden or {}), **(block.get("held") or {})})
     return copy.deepcopy(merged)
@@ -481,17 +383,21 @@ def write_rotary(config: Config, family: Family, rotary: Rotary) -> Config:
     edited = copy.deepcopy(config)
     # The nested part is a dict within the copy, so changing it changes `edited`.
     text: Config = edited[family.text_config] if text_config(edited, family) is not edited else edited  # type: ignore[index]
-    parameters = {"rope_theta": rotary.theta, **_schedule(config, family, rotary)}
+    old = _full_attention_parameters(text, family)
+    schedule = _schedule(old, family, rotary)
+    # The base is in every dict, as transformers 5 drops it with the dict that it replaces (docs/traps.md, trap 2).
+    parameters = {"rope_theta": rotary.theta, **schedule}
     partial = read(config, family, "partial_rotary_factor")
     usual = partial == family.defaults.get("partial_rotary_factor", 1.0) == 1.0
     above = family.partial_key or "partial_rotary_factor"
-    if not usual or above in text or "partial_rotary_factor" in _full_attention_parameters(text, family):
+    if not usual or above in text or "partial_rotary_factor" in old:
         parameters["partial_rotary_factor"] = partial
         if family.rope_scaling:  # vLLM would also apply it to the sliding layers of Gemma 4 (docs/traps.md, 27).
             text.setdefault(above, partial)
     write_length(text, family, rotary.claimed_length)
     if family.rope_scaling or family.local_theta_key:
         text.update(dict.fromkeys([family.theta_key, *(_COPIES & text.keys())], rotary.theta))
+    # Granite's list overrides every other base. Sliding layers keep theirs (docs/traps.md, trap 9).
     if thetas := text.get(family.layer_theta_key) if family.layer_theta_key else None:
         for index in rotated_layers(config, family):
             thetas[index] = rotary.theta
@@ -499,15 +405,50 @@ def write_rotary(config: Config, family: Family, rotary: Rotary) -> Config:
         original = parameters["original_max_position_embeddings"]
         text["llama_4_scaling"] = {"original_max_position_embeddings": original, "beta": beta}
     text["rope_parameters"] = nested_by_type(config, family, parameters) if family.nested_rope else parameters
+    # An old `rope_scaling` would hide the new `rope_parameters` (docs/traps.md, trap 19).
     text.pop("rope_scaling", None)
     is_explicit = rotary.rope_type != "default" or family.explicit_default or any(key in parameters for key in KEPT)
     if family.rope_scaling and is_explicit:
-        text["rope_scaling"] = rope_scaling(family, _schedule(config, family, rotary))
+        text["rope_scaling"] = _rope_scaling(family, schedule)
     text.pop(_ORIGINAL, None)
-    if rotary.rope_type in _LENGTH_KEYS_4X:
+    if rotary.rope_type in _LENGTH_KEYS_4X:  # transformers 4.57 reads it only at this level.
         text[_ORIGINAL] = rotary.schedule_length
     write_explicit(config, edited, text, family)
     return edited
+
+
+def _rope_scaling(family: Family, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schedule in the v4 format; some classes accept certain keys only (Phi-3)."""
+    keys = family.rope_scaling_keys.get(parameters["rope_type"])
+    if keys is None:
+        return dict(parameters)
+    named = {**parameters, "type": parameters["rope_type"]}
+    return {key: named[key] for key in keys if key in named}
+
+
+def nested_by_type(config: Config, family: Family, full: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schedule by layer type; that of sliding layers is unchanged (docs/traps.md, trap 9)."""
+    source = text_config(config, family).get("rope_parameters") or {}
+    nested = {key: copy.deepcopy(value) for key, value in source.items() if isinstance(value, dict)}
+    local = {"rope_type": "default", "rope_theta": read(config, family, "local_rope_theta")}
+    if partial := family.defaults.get("local_partial_rotary_factor"):
+        local["partial_rotary_factor"] = partial
+    for name in family.sliding_types if local["rope_theta"] else ():
+        nested.setdefault(name, local)
+    return {**nested, **{name: dict(full) for name in family.full_types}}
+
+
+def write_explicit(config: Config, edited: Config, text: Config, family: Family) -> None:
+    """Write values that some programs would otherwise guess: head size, base of sliding layers, dtype."""
+    head_dim = read(config, family, "head_dim")
+    if head_dim and family.explicit_head_dim and not family.shared_rotary_key and text.get("head_dim") is None:
+        text["head_dim"] = int(head_dim)
+    if family.local_theta_key:
+        text[family.local_theta_key] = read(config, family, family.local_theta_key)
+    for place in (edited, text):
+        known = next((place[key] for key in _DTYPES if place.get(key)), None)
+        if known:
+            place.update(dict.fromkeys(_DTYPES, known))
 
 
 def check_known(config: Config, family: Family, after: Rotary | None = None) -> None:
@@ -549,12 +490,11 @@ def without_derived(rotary: Rotary) -> dict[str, Any]:
     return numbers if is_derived else dict(rotary.parameters)
 
 
-def _schedule(config: Config, family: Family, rotary: Rotary) -> dict[str, Any]:
-    """Return the parameters of the schedule and further keys that the family's code requires."""
-    old = _full_attention_parameters(text_config(config, family), family)
+def _schedule(old: Mapping[str, Any], family: Family, rotary: Rotary) -> dict[str, Any]:
+    """Return the parameters of a schedule, with those that remain of the old one and those that the class requires."""
     remaining = {key: old[key] for key in KEPT if key in old}
     schedule = {**remaining, **rotary.parameters, "rope_type": native_type(family, rotary.rope_type)}
-    if schedule["rope_type"] == "linear":
+    if schedule["rope_type"] == "linear":  # A plain schedule in Mistral 4, which must have a factor.
         schedule.setdefault("factor", 1.0)
     for key in family.required_keys:
         if key not in schedule and key not in _DERIVABLE:

@@ -8,7 +8,7 @@ from typing import Any
 from ctxext.recipes.base import Scaling
 from ctxext.recipes.code.method import PORTABLE
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
-from ctxext.recipes.encodings.rotary import ModelConfig, Rotary, attention_scaling, check_known
+from ctxext.recipes.encodings.rotary import Rotary, attention_scaling, check_known
 from ctxext.recipes.methods.llama3 import Llama3
 from ctxext.recipes.methods.longrope import LongRope
 from ctxext.recipes.methods.ntk import Ntk
@@ -16,6 +16,7 @@ from ctxext.recipes.methods.ntk_by_parts import NtkByParts
 from ctxext.recipes.methods.pi import PositionInterpolation
 from ctxext.recipes.methods.relation import Relation
 from ctxext.recipes.methods.yarn import Yarn
+from ctxext.recipes.model_config import ModelConfig
 from ctxext.recipes.param import param
 
 AROUND: Mapping[str, type[Scaling]] = {

@@ -5,7 +5,7 @@ import dataclasses
 from ctxext.errors import CtxextError
 from ctxext.recipes.base import Reaching
 from ctxext.recipes.encodings.biases import Buckets
-from ctxext.recipes.encodings.rotary import ModelConfig
+from ctxext.recipes.model_config import ModelConfig
 
 
 class WiderBuckets(Reaching):

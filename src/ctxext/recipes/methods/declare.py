@@ -3,9 +3,9 @@
 from ctxext.checkpoint.families import NOTHING_TO_EXTEND, Family
 from ctxext.errors import CtxextError
 from ctxext.recipes.base import Reaching
-from ctxext.recipes.encodings.base import POSITIONS
+from ctxext.recipes.encodings.base import POSITIONS, Config
 from ctxext.recipes.encodings.no_positions import has_length
-from ctxext.recipes.encodings.rotary import Config, ModelConfig
+from ctxext.recipes.model_config import ModelConfig
 
 
 class Declare(Reaching):

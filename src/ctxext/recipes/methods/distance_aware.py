@@ -8,7 +8,8 @@ from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files.tensor_files import BITS, NewTensor
 from ctxext.recipes.code.method import PORTABLE, CodeMethod
-from ctxext.recipes.encodings.rotary import Config, ModelConfig
+from ctxext.recipes.encodings.base import Config
+from ctxext.recipes.model_config import ModelConfig
 
 _WEIGHT = "distance.weight"
 _ATTENTION = re.compile(

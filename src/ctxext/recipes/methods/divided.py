@@ -8,8 +8,10 @@ from typing import Any
 from ctxext.checkpoint.families import Family
 from ctxext.errors import CtxextError
 from ctxext.recipes.base import Scaling
-from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary
+from ctxext.recipes.encodings.base import Config
+from ctxext.recipes.encodings.rotary import Rotary
 from ctxext.recipes.methods.longrope import with_attention_factor
+from ctxext.recipes.model_config import ModelConfig
 
 
 class Divided(Scaling):

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from ctxext.recipes.code.method import PORTABLE
-from ctxext.recipes.encodings.rotary import ModelConfig
 from ctxext.recipes.methods.relation import Relation, require
+from ctxext.recipes.model_config import ModelConfig
 from ctxext.recipes.param import param
 
 

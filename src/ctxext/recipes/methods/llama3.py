@@ -5,7 +5,8 @@ from typing import Any
 
 from ctxext.errors import CtxextError
 from ctxext.recipes.base import Scaling
-from ctxext.recipes.encodings.rotary import ModelConfig, Rotary
+from ctxext.recipes.encodings.rotary import Rotary
+from ctxext.recipes.model_config import ModelConfig
 from ctxext.recipes.param import param
 
 

@@ -6,7 +6,9 @@ from typing import Any, ClassVar, Self
 from ctxext.checkpoint.families import Family, rotated_layers, value_of_layers
 from ctxext.errors import CtxextError
 from ctxext.recipes.code.method import PORTABLE, CodeMethod
-from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary
+from ctxext.recipes.encodings.base import Config
+from ctxext.recipes.encodings.rotary import Rotary
+from ctxext.recipes.model_config import ModelConfig
 from ctxext.recipes.param import param
 
 
@@ -80,7 +82,7 @@ class MsPoE(CodeMethod):
         choices=("paper", "released"),
     )
     ranks: tuple[tuple[int, ...], ...] | None = param(
-        None, help="Calibrated order: for each layer, the rank of each KV head.", measured=True
+        None, help="Calibrated order: for each layer, the rank of each KV head.", internal=True
     )
 
     def __post_init__(self) -> None:

@@ -6,8 +6,9 @@ from typing import Any, ClassVar
 from ctxext.checkpoint.families import Family
 from ctxext.recipes.base import Reaching
 from ctxext.recipes.code.method import PORTABLE, CodeMethod
+from ctxext.recipes.encodings.base import Config
 from ctxext.recipes.encodings.biases import Alibi, alibi_slopes
-from ctxext.recipes.encodings.rotary import Config, ModelConfig
+from ctxext.recipes.model_config import ModelConfig
 from ctxext.recipes.param import param
 
 _FAMILIES = ("bloom", "falcon", "mpt")

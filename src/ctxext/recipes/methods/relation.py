@@ -15,7 +15,8 @@ from ctxext.errors import CtxextError
 from ctxext.recipes.base import Kind, Reaching
 from ctxext.recipes.code.method import PORTABLE, CodeMethod
 from ctxext.recipes.encodings.base import Encoding
-from ctxext.recipes.encodings.rotary import ModelConfig, Rotary
+from ctxext.recipes.encodings.rotary import Rotary
+from ctxext.recipes.model_config import ModelConfig
 from ctxext.recipes.param import SearchRange, param
 
 
@@ -39,35 +40,33 @@ class Relation(Reaching, CodeMethod):
         choices=("none", "yarn", "logn", "llama4"),
     )
 
+    def reference_length(self, encoding: Encoding) -> int:
+        """Return the length in tokens that the factor multiplies: that before this step."""
+        return encoding.context_length
+
+    def check_target(self, target: int, length: int) -> None:
+        """Raise if the target length is below the reference length, or not the one that the factor gives."""
+        if self.factor and target != round(self.factor * length):
+            raise CtxextError(
+                f"A factor of {self.factor:g} and a target length of {target} disagree: "
+                f"the context length before this step is {length}.",
+                hint="Use only one of --factor and --target-length.",
+            )
+        if target < length:
+            raise CtxextError(
+                f'The target length "{target}" is below the current context length of {length} tokens.',
+                hint=f"Choose a longer one, for example --target-length {4 * length}.",
+            )
+
     def resolve(self, encoding: Encoding) -> Self:
         """Return the step with every model-dependent parameter filled in.
 
         This includes the factor and all defaults that depend on the context length.
         """
-        length = encoding.context_length
-        if self.factor is not None:
-            factor = self.factor
-        elif self.target_length is not None:
-            factor = self.target_length / length
-        else:
-            raise CtxextError(
-                f"{self.name} needs a factor or a target length.",
-                hint=f"Add --factor 4 or --target-length {4 * length}.",
-            )
-        if self.target_length and self.factor and self.target_length != round(self.factor * length):
-            raise CtxextError(
-                f"A factor of {self.factor:g} and a target length of {self.target_length} disagree: "
-                f"the context length before this step is {length}.",
-                hint="Use only one of --factor and --target-length.",
-            )
-        if factor < 1:
-            raise CtxextError(
-                f'The target length "{self.target_length}" is below the current context length of {length} tokens.',
-                hint=f"Choose a longer one, for example --target-length {4 * length}.",
-            )
-        step = dataclasses.replace(self, factor=factor, target_length=None)
+        length = self.reference_length(encoding)
+        step = dataclasses.replace(super().resolve(encoding), target_length=None)
         step = dataclasses.replace(step, **{k: v for k, v in step.defaults(length).items() if getattr(step, k) is None})
-        if problem := step.problem(length, round(factor * length)):
+        if problem := step.problem(length, step.length_after(encoding)):
             raise CtxextError(f"{self.name}: {problem[0]}", hint=problem[1])
         return step
 
@@ -99,17 +98,12 @@ class Relation(Reaching, CodeMethod):
         """Return an error and a hint if the options cannot extend L to the target; None if they can."""
         return None
 
-    def length_after(self, encoding: Encoding) -> int:
-        """Return the context length after this step, in tokens."""
-        return round(self.scaling_factor * encoding.context_length)
-
     def summary(self) -> str:
         """Return the step in a few words, for one line of output.
 
         Contains the factor or the target length, and the temperature if it has one.
         """
-        length = f"×{self.factor:g}" if self.factor is not None else f"to {self.target_length}"
-        return f"{self.name} {length}" + (f" ({self.temperature})" if self.temperature != "none" else "")
+        return super().summary() + (f" ({self.temperature})" if self.temperature != "none" else "")
 
     def settings(self, model: ModelConfig) -> dict[str, Any]:
         """Return the parameters that the portable class reads, as plain JSON.

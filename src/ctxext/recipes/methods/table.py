@@ -11,7 +11,7 @@ from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files.tensor_files import BITS, NewTensor
 from ctxext.recipes.base import Reaching
-from ctxext.recipes.encodings.base import Encoding
+from ctxext.recipes.encodings.base import Config, Encoding
 from ctxext.recipes.encodings.learned import (
     BUFFERS,
     LAYOUTS,
@@ -20,8 +20,8 @@ from ctxext.recipes.encodings.learned import (
     is_of_distances,
     tensors_named,
 )
-from ctxext.recipes.encodings.rotary import Config, ModelConfig
 from ctxext.recipes.methods.fills import DTYPES, FILLS, KEEPS_ROWS, fill_rows
+from ctxext.recipes.model_config import ModelConfig
 from ctxext.recipes.param import param
 
 

@@ -4,8 +4,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Self
 
-from ctxext.recipes.encodings.rotary import ModelConfig, Rotary
+from ctxext.recipes.encodings.rotary import Rotary
 from ctxext.recipes.methods.ntk_by_parts import NtkByParts
+from ctxext.recipes.model_config import ModelConfig
 from ctxext.recipes.param import param
 
 

@@ -1,0 +1,57 @@
+"""Time of reading texts: estimated from a text that was read, and formatted."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from ctxext.checkpoint.families import FAMILIES, read
+
+_USUAL_BREAK_EVEN = 8192
+_MINUTE = 60
+_UNIT = 64
+"""Tokens without attention in a unit of cost."""
+
+
+def break_even(config: Mapping[str, Any]) -> float:
+    """Compute the length of a text for which attention scores cost as much as all other operations."""
+    family = FAMILIES.get(str(config.get("model_type")))
+    keys = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size")
+    sizes = [read(config, family, key) if family else None for key in keys]
+    hidden, heads, key_heads, head_dim, wide = (size if isinstance(size, int) else None for size in sizes)
+    if not hidden or not heads or not head_dim:
+        return _USUAL_BREAK_EVEN
+    wide = wide or 4 * hidden
+    return hidden * (2 * (heads + (key_heads or heads)) * head_dim + 3 * wide) / (heads * head_dim)
+
+
+def count_work(length: int, even: float) -> float:
+    """Return the work of reading a text of `length` tokens, in that of a token without attention; see `break_even`."""
+    return length * (1 + length / even)
+
+
+def cost_of(config: Mapping[str, Any]) -> Callable[[int], int]:
+    """Return a function that computes the cost of a prompt from its length, in whole numbers to count progress.
+
+    Tokens of long prompts cost more, and every prompt has a fixed cost.
+    """
+    even = break_even(config)
+    return lambda length: 1 + round(count_work(length, even) / _UNIT)
+
+
+def estimate_seconds(lengths: Iterable[int], measured: tuple[int, float], cost: Callable[[int], float]) -> float:
+    """Estimate the seconds of reading texts.
+
+    Args:
+        lengths: Numbers of tokens.
+        measured: The number of tokens of a text that was read, and its seconds.
+        cost: Returns the cost of a text from its length.
+    """
+    length, seconds = measured
+    return seconds / cost(length) * sum(map(cost, lengths))
+
+
+def format_duration(seconds: float) -> str:
+    """Format a time in seconds, minutes or hours."""
+    if seconds < 2 * _MINUTE:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / _MINUTE)
+    return f"{minutes} min" if minutes < 2 * _MINUTE else f"{minutes / _MINUTE:.1f} h"

@@ -1,0 +1,1 @@
+"""Checks of how an engine or a running server reads a checkpoint."""

@@ -1,0 +1,1 @@
+"""A client of servers with an OpenAI-compatible API."""
