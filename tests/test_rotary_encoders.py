@@ -18,6 +18,7 @@ from ctxext.methods import Yarn
 from ctxext.recipes.methods.self_extend import SelfExtend
 from ctxext.recipes.model_config import model_config
 from ctxext.verify.run import failures, verify
+from loaded_models import load, logits
 from small_llama import change_json
 
 # Within the original context length, beyond which NomicBERT in older releases of transformers 5 fails.
@@ -33,9 +34,8 @@ def rotations(model):
     return by_kind
 
 
-def logits(folder):
-    with torch.no_grad():
-        return AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32).eval()(IDS).logits
+def logits_of(folder):
+    return logits(load(folder, AutoModelForMaskedLM), IDS)
 
 
 def theta_of(folder):
@@ -54,10 +54,10 @@ def test_global_layers_change_and_local_ones_stay(model_type, tmp_path):
         torch.testing.assert_close(full[0], wanted, rtol=1e-5, atol=0)
         assert all(map(torch.equal, local, rotations(auto.from_pretrained(source))[1]))
         assert len(local) == (model_type == "modernbert")
-    before = logits(source)
-    assert (logits(tmp_path / "out") - before).abs().max() > 1e-3
+    before = logits_of(source)
+    assert (logits_of(tmp_path / "out") - before).abs().max() > 1e-3
     convert(str(source), tmp_path / "same", Recipe([Yarn(factor=1)]))
-    assert torch.equal(logits(tmp_path / "same"), before)
+    assert torch.equal(logits_of(tmp_path / "same"), before)
 
 
 def test_rules_of_layers_and_bases_are_the_classes():

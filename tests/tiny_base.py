@@ -12,12 +12,14 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+import loaded_models
 from ctxext import Recipe, TrainingData, TrainingOptions, convert, finetune
 from ctxext.evaluate.report import pictures
 from ctxext.finetune.documents import Document
 from ctxext.methods import Yarn
+from loaded_models import load as load
 
 VOCABULARY, TRAINED, FACTOR = 64, 32, 4
 SIZES = {
@@ -141,12 +143,7 @@ def stop_after(step: int):
 
 def logits(model, seed: int = 1, length: int = 48) -> torch.Tensor:
     ids = torch.randint(2, VOCABULARY, (2, length), generator=torch.Generator().manual_seed(seed))
-    with torch.no_grad():
-        return model(ids).logits
-
-
-def load(folder: Path):
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=True).eval()
+    return loaded_models.logits(model, ids)
 
 
 class Largest(TorchDispatchMode):

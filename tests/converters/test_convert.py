@@ -19,15 +19,13 @@ from ctxext.converters import convert as convert_module
 from ctxext.errors import CtxextError
 from ctxext.files.output_directory import beside, recover
 from ctxext.methods import DynamicNtk, PositionInterpolation, Yarn
+from loaded_models import logits
 from small_llama import make_llama, read_json
 
 YARN = Recipe([Yarn(factor=4)])
 
 
-def logits(folder: Path) -> torch.Tensor:
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    with torch.no_grad():
-        return model(torch.arange(40)[None]).logits
+IDS = torch.arange(40)[None]
 
 
 def leftovers(folder: Path) -> list[str]:
@@ -189,7 +187,7 @@ def test_links_fall_back_to_copies(llama, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "link", refuse)
     done = convert(str(llama), tmp_path / "out", YARN, link="hard")
     assert (done.written.num_linked, done.written.num_copied) == (0, 1)
-    assert logits(tmp_path / "out").shape == (1, 40, 64)
+    assert logits(tmp_path / "out", IDS).shape == (1, 40, 64)
 
 
 def test_full_disk_leaves_nothing(llama, tmp_path, monkeypatch):
@@ -285,7 +283,7 @@ def test_sharded_checkpoint(tmp_path):
     model.save_pretrained(source, max_shard_size="20KB")
     convert(str(source), tmp_path / "out", Recipe([PositionInterpolation(factor=1)]))
     assert len(list((tmp_path / "out").glob("*.safetensors"))) > 1
-    assert torch.equal(logits(tmp_path / "out"), logits(source))
+    assert torch.equal(logits(tmp_path / "out", IDS), logits(source, IDS))
 
 
 def test_without_the_check_converting_imports_no_torch(llama, tmp_path):

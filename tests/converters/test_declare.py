@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import tiny_models
@@ -20,6 +19,7 @@ from ctxext.recipes.model_config import model_config
 from ctxext.verify.conversion import Conversion
 from ctxext.verify.isolated_checks import LoadReport
 from ctxext.verify.run import check_frequencies
+from loaded_models import logits
 from published_models import write_config
 from small_llama import read_json
 
@@ -69,10 +69,7 @@ def save(name, folder):
     return folder
 
 
-@torch.no_grad()
-def logits(folder, length=OLD):
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    return model(torch.arange(length)[None] % 90 + 5, use_cache=False).logits
+IDS = torch.arange(2 * OLD)[None] % 90 + 5
 
 
 @pytest.mark.parametrize("name", BUILT)
@@ -92,8 +89,8 @@ def test_a_family(name, tmp_path):
     card = (out / "README.md").read_text()
     assert f"Only the declared context length is raised, from {OLD} to {NEW} tokens" in card
     assert f"--max-model-len {NEW}" in card
-    assert torch.equal(logits(out), logits(source))
-    assert torch.equal(logits(out, 2 * OLD), logits(source, 2 * OLD))
+    for ids in (IDS[:, :OLD], IDS):
+        assert torch.equal(logits(out, ids, use_cache=False), logits(source, ids, use_cache=False))
     seen = inspect_checkpoint(open_checkpoint(str(out)))
     assert (seen.model.encoding.trained_length, seen.model.encoding.usable_length) == (OLD, NEW)
     with pytest.raises(CtxextError, match="is already extended: declare ×16384 from 64 tokens"):

@@ -11,15 +11,12 @@ from ctxext.errors import CtxextError
 from ctxext.finetune.dry_run import plan_training
 from ctxext.recipes.methods.ntk_alibi import NtkAlibi
 from ctxext.recipes.methods.range import Range
+from loaded_models import logits
 from tiny_base import Stopped, stop_after
 from tiny_encodings import LENGTH, VOCABULARY, load
 from tiny_tables import CAUSAL, ENCODERS, OPTIONS, change, make_base, texts, tune, weights
 
-
-def logits(model, length=2 * LENGTH):
-    ids = torch.randint(5, VOCABULARY, (2, length), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        return model(ids).logits
+IDS = torch.randint(5, VOCABULARY, (2, 2 * LENGTH), generator=torch.Generator().manual_seed(0))
 
 
 def table_of(folder):
@@ -43,9 +40,9 @@ def test_the_table_is_trained_and_merged(model_type, tmp_path):
     assert changed[predicting].all(), "every position was read, so every row learned"
     special = len(before) - 2 * LENGTH
     assert not changed[:special].any(), "rows for others are none of a sequence's"
-    wanted = logits(PeftModel.from_pretrained(load(base), tmp_path / "out" / "adapter").eval())
-    assert (logits(load(tmp_path / "out")) - wanted).abs().max() < 1e-4
-    assert (logits(load(base)) - wanted).abs().max() > 1e-2
+    wanted = logits(PeftModel.from_pretrained(load(base), tmp_path / "out" / "adapter").eval(), IDS)
+    assert (logits(load(tmp_path / "out"), IDS) - wanted).abs().max() < 1e-4
+    assert (logits(load(base), IDS) - wanted).abs().max() > 1e-2
     merge(str(base), tmp_path / "out" / "adapter", tmp_path / "again")
     assert torch.equal(table_of(tmp_path / "again"), after)
 
@@ -58,7 +55,7 @@ def test_all_weights_of_a_model_with_a_table(model_type, tmp_path):
     changed = (table_of(base) != table_of(tmp_path / "out")).any(dim=1)
     assert changed[-2 * LENGTH : -1].all()
     assert weights(base).keys() == weights(tmp_path / "out").keys()
-    assert (logits(load(tmp_path / "out")) - logits(load(base))).abs().max() > 1e-2
+    assert (logits(load(tmp_path / "out"), IDS) - logits(load(base), IDS)).abs().max() > 1e-2
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -91,7 +88,7 @@ def test_sinusoids_stay_what_they_are(tmp_path):
     trained = load_file(tmp_path / "out" / "adapter" / "adapter_model.safetensors")
     assert trained
     assert not any("embed_positions" in name for name in trained)
-    assert (logits(load(tmp_path / "out")) - logits(load(base))).abs().max() > 1e-3
+    assert (logits(load(tmp_path / "out"), IDS) - logits(load(base), IDS)).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize(

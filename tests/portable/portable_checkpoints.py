@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import tiny_models
 from ctxext import Recipe
 from ctxext.checkpoint.families import FAMILIES, family_of, rotated_layers
 from ctxext.methods import MsPoE
 from ctxext.recipes.model_config import model_config
+from loaded_models import load as load
 
 CODE_FILE = "mspoe.py"
 CODE = Path(str(resources.files("ctxext.portable"))) / CODE_FILE
@@ -78,12 +79,6 @@ def write(target, *steps):
     for name, text in recipe.code_files(model.config).items():
         (target / name).write_text(text)
     return target
-
-
-def load(folder, auto=AutoModelForCausalLM, **options):
-    """Load a checkpoint in float32, its own code included."""
-    options = {"dtype": torch.float32, "trust_remote_code": True} | options
-    return auto.from_pretrained(folder, **options).eval()
 
 
 def code_of(model):

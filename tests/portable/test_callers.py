@@ -4,6 +4,7 @@ Each case is right to 1e-4 of the largest logit, or refused by the name of the m
 """
 
 import copy
+import functools
 import importlib
 import importlib.util
 import io
@@ -19,6 +20,7 @@ import pytest
 import torch
 from transformers.models.llama import modeling_llama
 
+import loaded_models
 from ctxext.files.isolated import SETTINGS
 from ctxext.portable.private_copy import arguments_of
 from portable_checkpoints import half_of, load, tokens
@@ -43,9 +45,7 @@ class Logits(torch.nn.Module):
         return self.model(ids, use_cache=False).logits
 
 
-def logits(model, ids):
-    with torch.inference_mode():
-        return model(ids, use_cache=False).logits
+logits = functools.partial(loaded_models.logits, use_cache=False)
 
 
 def text_for(model, length, seed=0):

@@ -16,6 +16,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import tiny_models
 from ctxext.portable.private_copy import true_values
+from loaded_models import logits
 from portable_checkpoints import convert, llama, load, tokens
 
 ORDERS = ["prompt", "fixed"]
@@ -33,9 +34,7 @@ def folders(source, tmp_path_factory):
     return {order: convert(source, root / order, first_layer=1, head_order=order) for order in ORDERS}
 
 
-@torch.no_grad()
-def logits(model, length=30):
-    return model(tokens(length)).logits
+IDS = tokens(30)
 
 
 def test_values_are_hidden_again_where_a_model_could_not_be_built():
@@ -64,7 +63,7 @@ def test_auto_model(folders):
     base = AutoModel.from_pretrained(folders["prompt"], trust_remote_code=True, dtype=torch.float32).eval()
     model = load(folders["prompt"])
     assert type(base).__name__ == "CtxextLlamaModel"
-    assert torch.equal(model.lm_head(base(tokens(30)).last_hidden_state), logits(model))
+    assert torch.equal(model.lm_head(base(IDS).last_hidden_state), logits(model, IDS))
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -73,26 +72,26 @@ def test_merge_lora_and_save(folders, order, tmp_path):
     torch.manual_seed(0)
     config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear", init_lora_weights=False)
     model = peft.get_peft_model(load(folders[order]), config).eval()
-    adapted = logits(model)
-    assert not torch.allclose(adapted, logits(load(folders[order])))
+    adapted = logits(model, IDS)
+    assert not torch.allclose(adapted, logits(load(folders[order]), IDS))
     model.save_pretrained(tmp_path / "adapter")
     with_adapter = peft.PeftModel.from_pretrained(load(folders[order]), tmp_path / "adapter").eval()
-    torch.testing.assert_close(logits(with_adapter), adapted)
+    torch.testing.assert_close(logits(with_adapter, IDS), adapted)
     merged = model.merge_and_unload()
     merged.save_pretrained(tmp_path / f"merged_{order}")
-    torch.testing.assert_close(logits(load(tmp_path / f"merged_{order}")), adapted, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits(load(tmp_path / f"merged_{order}"), IDS), adapted, rtol=1e-4, atol=1e-4)
 
 
 def test_neighbours_in_one_process(source, folders, tmp_path):
     stock = LlamaForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
-    before = logits(stock)
+    before = logits(stock, IDS)
     first = load(folders["prompt"])
-    alone = logits(first)
+    alone = logits(first, IDS)
     second = load(convert(source, tmp_path / "other", first_layer=0, head_order="fixed", ratio_max=3.0))
-    assert not torch.equal(logits(second), alone)
-    assert torch.equal(logits(first), alone)
-    assert torch.equal(logits(stock), before)
-    assert torch.equal(logits(LlamaForCausalLM.from_pretrained(source, dtype=torch.float32).eval()), before)
+    assert not torch.equal(logits(second, IDS), alone)
+    assert torch.equal(logits(first, IDS), alone)
+    assert torch.equal(logits(stock, IDS), before)
+    assert torch.equal(logits(LlamaForCausalLM.from_pretrained(source, dtype=torch.float32).eval(), IDS), before)
     assert type(load(source)) is LlamaForCausalLM
     assert type(first).__mro__[1] is not type(second).__mro__[1]
     # Loading one does not make the other loadable without its code.

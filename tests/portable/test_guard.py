@@ -30,6 +30,7 @@ from ctxext.recipes.code.layout import HEADS, without_code
 from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.methods.ntk_alibi import NtkAlibi
 from ctxext.recipes.methods.self_extend import SelfExtend
+from loaded_models import logits
 from portable_checkpoints import load
 
 QUICK = ("llama", "gemma3_text", "gpt_oss", "lfm2", "olmo2", "falcon", "bloom", "falcon-rw")
@@ -73,9 +74,8 @@ def attempt(source, method, out):
     return out
 
 
-def logits(model):
-    with torch.no_grad():  # MPT reads no more than its length.
-        return model(IDS[:, : getattr(model.config, "max_seq_len", IDS.shape[1])], use_cache=False).logits
+def ids_for(model):
+    return IDS[:, : getattr(model.config, "max_seq_len", IDS.shape[1])]  # MPT reads no more than its length.
 
 
 def without(folder, keys, place):
@@ -96,7 +96,7 @@ def refused(folder):
     """
     AutoModelForCausalLM._model_mapping._extra_content.clear()
     try:
-        logits(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval())
+        logits(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval(), IDS)
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         return error
     return None
@@ -114,7 +114,7 @@ def test_it_is_refused_without_its_code_whichever_transformers_saved_it(name, tm
         model = load(folder)
     except ValueError as error:  # Some families under some versions, by name; docs/families.md lists them.
         pytest.skip(str(error))
-    before = logits(model)
+    before = logits(model, ids_for(model), use_cache=False)
     model.save_pretrained(tmp_path / "saved", safe_serialization=name != "zamba2")
     for number, (kind, keys) in enumerate(LOST.items()):
         for saved in (folder, tmp_path / "saved"):
@@ -122,7 +122,7 @@ def test_it_is_refused_without_its_code_whichever_transformers_saved_it(name, tm
             if kind != "any schedule" or name not in ROPE_ALONE:
                 assert refused(other) is not None, (kind, saved.name)
             if kind != "any schedule":
-                assert torch.equal(logits(load(other)), before), (kind, saved.name)
+                assert torch.equal(logits(load(other), ids_for(model), use_cache=False), before), (kind, saved.name)
     is_known = runs_only_own_code(open_checkpoint(str(tmp_path / "saved")))
     assert is_known == (name not in OTHER_HEADS), "saving copies the code as it is"
 
@@ -221,8 +221,8 @@ def test_other_heads_read_by_the_method_too(name, head, tmp_path):
     inner = getattr(model, model.base_model_prefix)
     for own, weight in zip(inner.parameters(), body.parameters(), strict=True):
         own.copy_(weight)
-    length = min(IDS.shape[1], getattr(model.config, "max_seq_len", IDS.shape[1]))  # MPT reads no more.
-    ids, mask = IDS[:, :length].repeat(2, 1), torch.ones(2, length, dtype=torch.long)
+    ids = ids_for(model).repeat(2, 1)
+    length, mask = ids.shape[1], torch.ones_like(ids)
     mask[1, : length // 5] = 0  # Left padding, without positions.
     states = []
     hook = inner.register_forward_hook(lambda *given: states.append(given[-1].last_hidden_state))
@@ -243,4 +243,5 @@ def test_a_head_that_the_installed_version_lacks_is_passed_over(tmp_path):
     folder = folder.rename(tmp_path / "without_a_head")
     stub = folder / "modeling_ctxext.py"
     stub.write_text(stub.read_text().replace("LlamaForTokenClassification", "LlamaForTomorrow"))
-    assert logits(load(folder)).isfinite().all()
+    model = load(folder)
+    assert logits(model, ids_for(model), use_cache=False).isfinite().all()

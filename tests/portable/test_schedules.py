@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ctxext.recipes.registry import method_named
+from loaded_models import logits
 from portable_checkpoints import convert, llama, load, tokens, write
 from small_llama import read_json
 
@@ -61,25 +62,27 @@ def native(source, target, schedule, **changes):
     return target
 
 
-@torch.no_grad()
+IDS = tokens(300)
+
+
 def logits_of(model, *lengths):
-    return [model(tokens(length)).logits for length in lengths]
-
-
-def logits(folder, length=300):
-    return logits_of(load(folder), length)[0]
+    return [logits(model, tokens(length)) for length in lengths]
 
 
 @pytest.mark.parametrize("order", ["prompt", "fixed"])
 def test_linear_is_position_interpolation(source, tmp_path, order):
-    expected = logits(native(source, tmp_path / "pi", {"rope_type": "linear", "factor": 4.0}))
-    converted = logits(convert(source, tmp_path / "out", ratio_min=4.0, ratio_max=4.0, first_layer=0, head_order=order))
+    expected = logits(native(source, tmp_path / "pi", {"rope_type": "linear", "factor": 4.0}), IDS)
+    converted = logits(
+        convert(source, tmp_path / "out", ratio_min=4.0, ratio_max=4.0, first_layer=0, head_order=order), IDS
+    )
     assert torch.equal(converted, expected)
 
 
 def test_ntk_is_a_raised_base(source, tmp_path):
-    expected = logits(native(source, tmp_path / "ntk", BASES["default"], rope_theta=10000.0 * 4 ** (16 / 14)))
-    converted = logits(convert(source, tmp_path / "out", ratio_min=4.0, ratio_max=4.0, first_layer=0, schedule="ntk"))
+    expected = logits(native(source, tmp_path / "ntk", BASES["default"], rope_theta=10000.0 * 4 ** (16 / 14)), IDS)
+    converted = logits(
+        convert(source, tmp_path / "out", ratio_min=4.0, ratio_max=4.0, first_layer=0, schedule="ntk"), IDS
+    )
     torch.testing.assert_close(converted, expected, rtol=2e-4, atol=2e-4)
 
 
@@ -96,9 +99,9 @@ def test_by_parts_is_yarn_without_temperature(source, tmp_path, fast, slow, leng
     yarn |= {"beta_fast": fast, "beta_slow": slow, "attention_factor": 1.0}
     plain = native(source, tmp_path / "plain", BASES["default"], rope_theta=theta, max_position_embeddings=length)
     options = {"ratio_min": 4.0, "ratio_max": 4.0, "first_layer": 0, "schedule": "by-parts"}
-    converted = logits(convert(plain, tmp_path / "out", ramp_fast=fast, ramp_slow=slow, **options))
-    expected = logits(native(plain, tmp_path / "yarn", yarn, rope_theta=theta))
-    assert (expected - logits(plain)).abs().max() > 0.01, "the ramp must change something"
+    converted = logits(convert(plain, tmp_path / "out", ramp_fast=fast, ramp_slow=slow, **options), IDS)
+    expected = logits(native(plain, tmp_path / "yarn", yarn, rope_theta=theta), IDS)
+    assert (expected - logits(plain, IDS)).abs().max() > 0.01, "the ramp must change something"
     torch.testing.assert_close(converted, expected, rtol=2e-4, atol=2e-4)
 
 
@@ -125,7 +128,7 @@ def test_a_ratio_composes_with_any_base(stock, tmp_path, base):
         return angles.cos() * rotary.attention_scaling, angles.sin() * rotary.attention_scaling
 
     slowed.model.rotary_emb.forward = quarter
-    converted = logits(convert(folder, tmp_path / "out", ratio_min=4.0, ratio_max=4.0, first_layer=0))
+    converted = logits(convert(folder, tmp_path / "out", ratio_min=4.0, ratio_max=4.0, first_layer=0), IDS)
     torch.testing.assert_close(converted, logits_of(slowed, 300)[0], rtol=1e-4, atol=1e-4)
 
 
@@ -163,7 +166,7 @@ def test_positions_in_the_middle(source, tmp_path):
 
 def test_middle_of_nothing_is_the_source(source, tmp_path):
     options = {"first_layer": 0, "rescale": "middle", "rescale_start": 500, "rescale_end": 600}
-    assert torch.equal(logits(convert(source, tmp_path / "out", **options)), logits(source))
+    assert torch.equal(logits(convert(source, tmp_path / "out", **options), IDS), logits(source, IDS))
 
 
 def test_layers_before_the_first_are_untouched(source, tmp_path):

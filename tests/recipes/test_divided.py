@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from ctxext import METHODS, Recipe, convert
 from ctxext.checkpoint.families import FAMILIES
@@ -18,6 +17,7 @@ from ctxext.recipes.model_config import model_config
 from ctxext.recipes.registry import method_named
 from ctxext.verify.rotation import reference_of, rotations
 from ctxext.verify.run import failures, verify
+from loaded_models import logits
 from small_llama import read_json
 from tiny_models import ENCODERS, tiny_config
 from tiny_models import FAMILIES as TINY
@@ -89,11 +89,8 @@ def test_classes_that_take_no_factor_on_cosine_and_sine(name):
 # The keys that only other engines read
 
 
-@torch.no_grad()
-def logits(folder):
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    ids = torch.randint(4, 60, (1, 300), generator=torch.Generator().manual_seed(0))  # 128 is the original length.
-    return model(ids).logits
+# 128 is the original length.
+IDS = torch.randint(4, 60, (1, 300), generator=torch.Generator().manual_seed(0))
 
 
 REDUNDANT = {
@@ -114,12 +111,12 @@ def test_redundant_keys_change_nothing_in_transformers(llama_source, tmp_path, n
     folder = tmp_path / "out"
     convert(str(llama_source), folder, Recipe([step_of(name, 4)]), check=False)
     config, keys = read_json(folder / "config.json"), REDUNDANT[name]
-    written = logits(folder)
+    written = logits(folder, IDS)
     for dialect in ("rope_parameters", "rope_scaling"):
         assert {key: config[dialect].pop(key, None) for key in keys} == pytest.approx(keys)
         assert not {"mscale", "mscale_all_dim", "short_mscale", "long_mscale"} & set(config[dialect])
     (folder / "config.json").write_text(json.dumps(config))
-    assert torch.equal(logits(folder), written)
+    assert torch.equal(logits(folder, IDS), written)
 
 
 def without(config, keys):

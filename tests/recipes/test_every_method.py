@@ -13,6 +13,7 @@ from ctxext.checkpoint.auto_class import auto_class
 from ctxext.errors import CtxextError
 from ctxext.recipes.model_config import model_config
 from ctxext.verify.rotation import reference_of
+from loaded_models import load, logits
 
 FUNCTIONS = {
     "table": ("rows", "original"),
@@ -36,12 +37,10 @@ def test_a_method_without_one_is_named():
         reference_of(SimpleNamespace(name="nobody-wrote-this-one-down"))
 
 
-def logits(folder) -> torch.Tensor:
-    auto = getattr(transformers, auto_class(json.loads((folder / "config.json").read_text())))
-    model = auto.from_pretrained(folder, dtype=torch.float32, trust_remote_code=True).eval()
+def logits_of(folder) -> torch.Tensor:
+    model = load(folder, getattr(transformers, auto_class(json.loads((folder / "config.json").read_text()))))
     ids = torch.arange(60)[None] % 36 + 3
-    with torch.no_grad():
-        return model(ids, **({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})).logits
+    return logits(model, ids, **({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}))
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
@@ -49,4 +48,4 @@ def test_neutral_numbers_change_nothing(method, llama_source, tmp_path):
     source = tiny_encodings.source_for(method.encoding, llama_source, tmp_path / "source")
     encoding = model_config(json.loads((source / "config.json").read_text())).encoding
     convert(str(source), tmp_path / "out", Recipe([method.neutral_step(encoding)]), check=False)
-    assert torch.equal(logits(tmp_path / "out"), logits(source))
+    assert torch.equal(logits_of(tmp_path / "out"), logits_of(source))

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import tiny_models
@@ -20,6 +19,7 @@ from ctxext.methods import MsPoE, NtkByParts, Yarn
 from ctxext.recipes.model_config import model_config
 from ctxext.verify.conversion import Conversion
 from ctxext.verify.run import check_scores
+from loaded_models import load, logits
 from releases import IS_OLDER
 from small_llama import read_json
 
@@ -29,13 +29,7 @@ SCALED = [name for name, family in FAMILIES.items() if family.scales_scores and 
 BUILT = [name for name in SCALED if name in CONFIG_MAPPING]
 
 
-def load(folder):
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-
-
-@torch.no_grad()
-def logits(model, length=2 * LENGTH):
-    return model(torch.arange(length)[None] * 7 % 90 + 5, use_cache=False).logits
+IDS = torch.arange(2 * LENGTH)[None] * 7 % 90 + 5
 
 
 def yarn_frequencies(theta, dim):
@@ -60,10 +54,10 @@ def test_the_whole_score_is_scaled(name, tmp_path):
         attention = layer.self_attn
         assert attention.scaling == pytest.approx(32**-0.5)  # 16 dimensions with, and 16 without rotation.
         attention.scaling = 32**-0.5 * TEMPERATURE**2
-    result = logits(load(tmp_path / "out"))
-    torch.testing.assert_close(result, logits(by_hand), atol=1e-4, rtol=1e-4)
+    result = logits(load(tmp_path / "out"), IDS, use_cache=False)
+    torch.testing.assert_close(result, logits(by_hand, IDS, use_cache=False), atol=1e-4, rtol=1e-4)
     rotary.attention_scaling = TEMPERATURE  # The scores of the rotated dimensions would be scaled once more.
-    assert not torch.allclose(result, logits(by_hand), atol=1e-3, rtol=1e-3)
+    assert not torch.allclose(result, logits(by_hand, IDS, use_cache=False), atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("name", BUILT)
@@ -114,7 +108,7 @@ def test_the_users_temperature_comes_first():
 def test_a_factor_of_1_changes_nothing(tmp_path):
     source = tiny_models.save("deepseek_v3", tmp_path / "source")
     convert(str(source), tmp_path / "out", Recipe([Yarn(factor=1)]))
-    assert torch.equal(logits(load(tmp_path / "out")), logits(load(source)))
+    assert torch.equal(logits(load(tmp_path / "out"), IDS, use_cache=False), logits(load(source), IDS, use_cache=False))
 
 
 def test_verify_finds_another_scale(tmp_path):

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from transformers import AutoModelForCausalLM
 
 from by_hand import by_hand
 from ctxext import Recipe, convert
@@ -26,6 +25,7 @@ from ctxext.recipes.methods.self_extend import SelfExtend
 from ctxext.recipes.model_config import model_config
 from ctxext.recipes.registry import method_named
 from ctxext.verify.rotation import rotations
+from loaded_models import load, logits
 from small_llama import make_llama, read_json, scheduled
 from tiny_models import build
 
@@ -48,18 +48,12 @@ def hunyuan(model_type, folder, **schedule):
     return scheduled(folder, max_position_embeddings=64, rope_theta=10000.0, rope_scaling={**ALPHA, **schedule})
 
 
-def loaded(folder):
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=True).eval()
-
-
-@torch.no_grad()
-def logits(folder, length=60):
-    return loaded(folder)(3 + torch.arange(length)[None] % 90).logits
+IDS = 3 + torch.arange(60)[None] % 90
 
 
 def frequencies(folder, length):
     """What a loaded model rotates by, at a length, and its factor on cosine and sine."""
-    modules = dict(loaded(folder).named_modules())
+    modules = dict(load(folder).named_modules())
     (module,) = [one for place, one in modules.items() if place.endswith("rotary_emb")][:1]
     module(torch.zeros(1, 1, 1), torch.arange(length)[None])
     return module.inv_freq.clone(), module.attention_scaling
@@ -95,9 +89,9 @@ METHODS = (PositionInterpolation, Ntk, NtkByParts, Yarn, Llama3)
 @pytest.mark.parametrize("model_type", HUNYUAN)
 def test_hunyuan_is_converted_from_its_true_base(model_type, method, tmp_path):
     source = hunyuan(model_type, tmp_path / "source")
-    before = logits(source)
+    before = logits(source, IDS)
     same = convert(str(source), tmp_path / "same", Recipe([method(factor=1)]), check=False)
-    assert torch.equal(logits(tmp_path / "same"), before)
+    assert torch.equal(logits(tmp_path / "same", IDS), before)
     assert not [line for line in same.plan.cautions if "4.57" in line]
     convert(str(source), tmp_path / "out", Recipe([method(factor=4)]), check=False)
     inverse, factor = frequencies(tmp_path / "out", 200)
@@ -111,7 +105,7 @@ def test_heads_are_scaled_on_the_true_base(model_type, tmp_path):
     source = hunyuan(model_type, tmp_path / "source")
     step = MsPoE(ratio_min=1, ratio_max=1, head_order="fixed", first_layer=0)
     convert(str(source), tmp_path / "out", Recipe([step]))
-    assert torch.equal(logits(tmp_path / "out"), logits(source))
+    assert torch.equal(logits(tmp_path / "out", IDS), logits(source, IDS))
 
 
 @pytest.mark.parametrize("step", [SelfExtend(factor=2), Adaptive(factor=2)], ids=lambda step: step.name)
@@ -329,7 +323,7 @@ def test_olmo_3_as_loaded_has_the_factor_of_its_new_length(tmp_path):
     schedule = {**OLMO3, "attention_factor": 1.2079441541679836}
     scheduled(tmp_path / "source", rope_scaling=schedule, max_position_embeddings=256, rope_theta=5e5)
     convert(str(tmp_path / "source"), tmp_path / "out", Recipe([Yarn(factor=32)]), replace_scaling=True)
-    model = loaded(tmp_path / "out")
+    model = load(tmp_path / "out")
     scalings = {
         value for module in model.modules() for key, value in vars(module).items() if key.endswith("attention_scaling")
     }
@@ -382,7 +376,7 @@ def vicuna(folder):
 def test_a_linear_schedule_may_start_from_the_maximum(tmp_path):
     source = vicuna(tmp_path / "source")
     done = convert(str(source), tmp_path / "out", Recipe([PositionInterpolation(factor=4)]), replace_scaling=True)
-    assert torch.equal(logits(tmp_path / "out"), logits(source))
+    assert torch.equal(logits(tmp_path / "out", IDS), logits(source, IDS))
     assert (done.plan.model.rotary.trained_length, done.plan.model.rotary.context_length) == (32, 128)
     convert(str(source), tmp_path / "more", Recipe([Yarn(factor=8)]), replace_scaling=True)
     written = read_json(tmp_path / "more" / "config.json")

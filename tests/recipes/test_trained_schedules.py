@@ -18,6 +18,7 @@ from ctxext.recipes.encodings.rotary import attention_scaling
 from ctxext.recipes.methods.adaptive import Adaptive
 from ctxext.recipes.methods.self_extend import SelfExtend
 from ctxext.recipes.model_config import model_config
+from loaded_models import load, logits
 from small_llama import read_json, scheduled
 from tiny_models import build
 
@@ -54,10 +55,9 @@ def published(name, folder):
     )
 
 
-def logits(folder, *lengths):
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=True).eval()
-    with torch.no_grad():
-        return [model(3 + torch.arange(length)[None] % 100).logits for length in lengths]
+def logits_at(folder, *lengths):
+    model = load(folder)
+    return [logits(model, 3 + torch.arange(length)[None] % 100) for length in lengths]
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def sources(tmp_path_factory):
     @functools.cache
     def get(name):
         folder = published(name, place / name)
-        return folder, logits(folder, SHORT, LONG)
+        return folder, logits_at(folder, SHORT, LONG)
 
     return get
 
@@ -76,7 +76,7 @@ def sources(tmp_path_factory):
 def assert_equal_inside(source, step, out):
     folder, expected = source
     convert(str(folder), out, Recipe([step]), check=False)
-    assert all(map(torch.equal, logits(out, SHORT, LONG), expected))
+    assert all(map(torch.equal, logits_at(out, SHORT, LONG), expected))
 
 
 NEUTRAL = {
@@ -97,7 +97,7 @@ def test_a_schedule_that_goes_by_the_input_takes_no_map(step, tmp_path):
 @pytest.mark.parametrize("name", [name for name in SHAPES if name != "deepseek-v3"])
 def test_what_lengthens_a_trained_schedule_is_bit_equal_inside(name, step, sources, tmp_path):
     assert_equal_inside(sources(name), step, tmp_path / "out")
-    assert logits(tmp_path / "out", 200)[0].isfinite().all()
+    assert logits_at(tmp_path / "out", 200)[0].isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_shared_keys_still_refuse_what_moves_them(sources, tmp_path):
 def test_the_same_yarn_again_keeps_what_it_does_not_name(name, sources, tmp_path):
     source, expected = sources(name)
     plain = convert(str(source), tmp_path / "out", Recipe([Yarn(factor=4)]), replace_scaling=True)
-    assert all(map(torch.equal, logits(tmp_path / "out", SHORT, LONG), expected))
+    assert all(map(torch.equal, logits_at(tmp_path / "out", SHORT, LONG), expected))
     kept = "truncate False" if name == "gpt-oss" else "mscale 1.0, mscale_all_dim 0.5"
     assert kept in plain.plan.cautions[0]
     convert(str(source), tmp_path / "given", Recipe([Yarn(factor=4, beta_fast=16)]), replace_scaling=True)

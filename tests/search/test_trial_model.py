@@ -15,6 +15,7 @@ from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.recipe_applier import RecipeApplier
 from ctxext.methods import AdjustedBase, MsPoE, Yarn
 from ctxext.recipes.model_config import model_config
+from loaded_models import logits
 
 QUICK = ("llama", "gemma3_text", "phi3", "gpt_neox", "deepseek_v3", "glm", "gpt_oss", "qwen3")
 LENGTHS = (40, 150, 70)
@@ -28,11 +29,10 @@ def make_applier(folder: Path, place: Path, dtype=torch.float32) -> RecipeApplie
     )
 
 
-def logits(model) -> list[torch.Tensor]:
+def logits_of(model) -> list[torch.Tensor]:
     size = model.config.get_text_config().vocab_size
     ids = [torch.arange(3, 3 + length)[None] * 7 % size for length in LENGTHS]
-    with torch.no_grad():
-        return [model(one, use_cache=False).logits for one in ids]
+    return [logits(model, one, use_cache=False) for one in ids]
 
 
 def same(one, other) -> bool:
@@ -66,7 +66,7 @@ def converted(source: Path, out: Path, recipe: Recipe) -> list[torch.Tensor] | N
     try:
         convert(str(source), out, recipe, check=False)
         options = {"dtype": torch.float32, "trust_remote_code": recipe.needs_code}
-        return logits(AutoModelForCausalLM.from_pretrained(out, **options).eval())
+        return logits_of(AutoModelForCausalLM.from_pretrained(out, **options).eval())
     except CtxextError:
         return None
 
@@ -94,7 +94,7 @@ def check_applied(model_type, tmp_path, tenth=None):
     if family_of(config).reason:
         pytest.skip(family_of(config).reason)
     applier = make_applier(source, tmp_path)
-    before = logits(applier.stock.model)
+    before = logits_of(applier.stock.model)
     by_name = recipes(source)
     if tenth is not None:
         by_name = {name: recipe for at, (name, recipe) in enumerate(by_name.items()) if (at + tenth) % 10 == 0}
@@ -105,11 +105,11 @@ def check_applied(model_type, tmp_path, tenth=None):
             with pytest.raises(CtxextError):
                 applier.apply(applier.prepare(recipe))
             continue
-        applied = logits(applier.apply(applier.prepare(recipe)).model)
+        applied = logits_of(applier.apply(applier.prepare(recipe)).model)
         assert same(applied, wanted), name
         num_carried += 1
         changed += not same(applied, before)
-    assert same(logits(applier.stock.model), before)
+    assert same(logits_of(applier.stock.model), before)
     assert changed == num_carried > 0 or model_type not in QUICK
 
 
@@ -129,7 +129,7 @@ def test_16_bit_models_keep_their_frequencies_in_32(tmp_path):
     applier = make_applier(source, tmp_path, torch.bfloat16)
     convert(str(source), tmp_path / "out", Recipe([Yarn(factor=4)]))
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.bfloat16).eval()
-    assert same(logits(applier.apply(Recipe([Yarn(factor=4)])).model), logits(loaded))
+    assert same(logits_of(applier.apply(Recipe([Yarn(factor=4)])).model), logits_of(loaded))
 
 
 def test_a_calibrated_order_is_the_one_that_converting_measures(applier, source, tmp_path):
