@@ -83,8 +83,8 @@ PARALLEL = dataclasses.replace(QUICK, batch_size=4, pack="run-on", steps=5)
 
 def arguments_of(folder: Path, num_processes: int = 1, **choices):
     """Make the Trainer's arguments of a training with some options."""
+    from ctxext.finetune.arguments import make_training_arguments
     from ctxext.finetune.models import choose_precision
-    from ctxext.finetune.trainer import make_training_arguments
 
     options = TrainingOptions(**choices).resolve(window=1024, trained_length=128)
     precision = choose_precision(options.device, options.dtype, full=options.full)

@@ -29,11 +29,9 @@ from ctxext.finetune.options import CHANGEABLE, Reporter, TrainingOptions
 from ctxext.finetune.prepare import add_adapter, count_tokens, format_data_lines
 from ctxext.finetune.run import _collect_settings, _make_notes
 from ctxext.finetune.saves import Saves, find_newest_save
-from ctxext.finetune.trainer import (
-    LiveLine,
-    StopAfterStep,
-    open_held_out,
-)
+from ctxext.finetune.step_log import LiveLine
+from ctxext.finetune.stopping import StopAfterStep
+from ctxext.finetune.trainer import open_held_out
 from ctxext.merge import run as card
 from tiny_base import SIZES, arguments_of, make_base
 

@@ -11,7 +11,7 @@ from ctxext.errors import CtxextError
 from ctxext.files import processes
 from ctxext.finetune import dry_run, models, trainer
 from ctxext.finetune.models import choose_precision
-from ctxext.finetune.trainer import StopAfterStep
+from ctxext.finetune.stopping import StopAfterStep
 from tiny_base import arguments_of
 
 PLACES = {"cuda": torch.cuda, "xpu": torch.xpu, "mps": torch.backends.mps}

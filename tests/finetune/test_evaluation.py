@@ -11,7 +11,7 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.model import wrap_model
 from ctxext.evaluate.scoring.answers import score_depths
 from ctxext.finetune.loss import NUM_PARTS, use_chunked_loss
-from ctxext.finetune.trainer import NeedleProbe
+from ctxext.finetune.needle_probe import NeedleProbe
 from tiny_base import Stopped, Tokens, change, documents, load, stop_after, tune
 
 HELD_OUT = Tokens(documents(count=3, seed=7))

@@ -254,7 +254,7 @@ def test_what_this_machine_lacks_is_said(base, tmp_path, monkeypatch):
     with pytest.raises(CtxextError, match="needs bitsandbytes") as caught:
         tune(base, tmp_path / "out", change(quantize="4bit"))
     assert caught.value.hint == 'pip install "ctxext[quantize]"'
-    monkeypatch.setattr(import_module("ctxext.finetune.trainer"), "find_spec", lambda name: None)
+    monkeypatch.setattr(import_module("ctxext.finetune.arguments"), "find_spec", lambda name: None)
     with pytest.raises(CtxextError, match="--report-to trackio needs a package"):
         tune(base, tmp_path / "out", change(report_to="trackio"))
     assert list(tmp_path.iterdir()) == []

@@ -13,7 +13,7 @@ import pytest
 
 from ctxext.files.processes import TERMINATED, Terminated, raise_on_sigterm
 from ctxext.finetune.run import training_folder
-from ctxext.finetune.trainer import StopAfterStep
+from ctxext.finetune.stopping import StopAfterStep
 from forks import Server
 from tiny_base import QUICK, tune, write_jsonl
 

@@ -22,6 +22,7 @@ from ctxext.checkpoint.durations import count_work, estimate_seconds
 from ctxext.checkpoint.head import positions_at_once
 from ctxext.files.offline import forbid_network
 from ctxext.files.processes import forget_peak, peak_memory, total_memory
+from ctxext.finetune.arguments import make_training_arguments
 from ctxext.finetune.base import open_model
 from ctxext.finetune.batches import Tensors
 from ctxext.finetune.data import DataReport
@@ -29,7 +30,7 @@ from ctxext.finetune.documents import DocumentReader
 from ctxext.finetune.loss import IGNORED
 from ctxext.finetune.options import MASKED_SHARE, TrainingOptions
 from ctxext.finetune.prepare import count_tokens, prepare
-from ctxext.finetune.trainer import OrderedTrainer, Prepared, make_training_arguments
+from ctxext.finetune.trainer import OrderedTrainer, Prepared
 
 with forbid_network():
     from transformers import TrainerCallback

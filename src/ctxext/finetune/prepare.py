@@ -15,6 +15,7 @@ from ctxext.errors import CtxextError
 from ctxext.files.offline import forbid_network
 from ctxext.files.output_directory import explain_disk_errors
 from ctxext.files.processes import num_processes, rank
+from ctxext.finetune.arguments import make_training_arguments
 from ctxext.finetune.attention import attends_by_document, can_separate_documents
 from ctxext.finetune.base import Base, check_fits
 from ctxext.finetune.batches import Reading, make_masker
@@ -22,8 +23,9 @@ from ctxext.finetune.data import HELD_OUT, DataReport, read_report, write_sequen
 from ctxext.finetune.documents import DocumentReader
 from ctxext.finetune.loss import PositionLosses, use_chunked_loss
 from ctxext.finetune.models import choose_precision, load_base, load_source
+from ctxext.finetune.needle_probe import NeedleProbe
 from ctxext.finetune.options import MASKED_SHARE, TrainingOptions
-from ctxext.finetune.trainer import NeedleProbe, Prepared, make_training_arguments
+from ctxext.finetune.trainer import Prepared
 from ctxext.merge.tensors import add_shares, check_type, find_shares, find_stored_name, read_shapes
 from ctxext.recipes.encodings.learned import tensors_named
 

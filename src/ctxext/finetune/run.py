@@ -243,7 +243,7 @@ def _train(
 
 def _write(base: Base, folder: Path, result: Finetuned, work: Path, data: Mapping[str, Any]) -> None:
     """Write the adapter, the loss curve and the reports."""
-    from ctxext.finetune.trainer import STEPS
+    from ctxext.finetune.step_log import STEPS
 
     options = result.options
     if not options.full:

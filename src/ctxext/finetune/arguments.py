@@ -1,0 +1,84 @@
+"""The arguments of transformers' Trainer, from the options of a training run."""
+
+import difflib
+from importlib.util import find_spec
+from pathlib import Path
+
+from ctxext.errors import CtxextError
+from ctxext.files.offline import forbid_network
+from ctxext.finetune.models import Precision
+from ctxext.finetune.options import TrainingOptions
+
+with forbid_network():
+    from transformers import TrainingArguments
+    from transformers.training_args import OptimizerNames
+    from transformers.utils import logging
+
+
+def make_training_arguments(
+    options: TrainingOptions, precision: Precision, folder: Path, num_processes: int, *, is_evaluated: bool = False
+) -> TrainingArguments:
+    """Make the arguments of the Trainer; with several processes, this starts the process group."""
+    if options.report_to != "none" and find_spec(options.report_to) is None:
+        raise CtxextError(
+            f"--report-to {options.report_to} needs a package that is not installed.",
+            hint=f"pip install {options.report_to}",
+        )
+    name = options.optimizer
+    known = [optimizer.value for optimizer in OptimizerNames]
+    if name not in known:
+        near = ", ".join(difflib.get_close_matches(name, known, n=3, cutoff=0.3))
+        raise CtxextError(
+            f'Unknown --optimizer "{name}".',
+            hint=f"Did you mean {near}?" if near else f"Choose {', '.join(known)}.",
+        )
+    at_once = options.micro_batch * num_processes
+    if options.batch_size % at_once:
+        raise CtxextError(
+            f"--batch-size {options.batch_size} cannot be split over {num_processes} processes with "
+            f"{options.micro_batch} sequences each.",
+            hint=f"Use a multiple of {at_once}.",
+        )
+    logging.set_verbosity_error()
+    kind = precision.device.type
+    schedule = "constant_with_warmup" if options.schedule == "constant" else options.schedule
+    if options.rate_floor:
+        schedule = "cosine_with_min_lr"
+    return TrainingArguments(
+        output_dir=str(folder),
+        max_steps=options.steps,
+        per_device_train_batch_size=options.micro_batch,
+        gradient_accumulation_steps=options.batch_size // at_once,
+        learning_rate=options.learning_rate,
+        lr_scheduler_type=schedule,
+        **({"lr_scheduler_kwargs": {"min_lr_rate": options.rate_floor}} if options.rate_floor else {}),
+        warmup_steps=options.warmup_steps,
+        optim=options.optimizer,
+        weight_decay=options.weight_decay,
+        adam_beta2=options.beta2,
+        seed=options.seed,
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        save_steps=options.save_every,
+        save_total_limit=2,
+        eval_strategy="steps" if is_evaluated else "no",
+        eval_steps=options.save_every,
+        load_best_model_at_end=is_evaluated and options.keep_best,
+        per_device_eval_batch_size=1,
+        prediction_loss_only=True,
+        gradient_checkpointing=bool(options.checkpointing),
+        gradient_checkpointing_kwargs={"use_reentrant": False},
+        report_to=options.report_to,
+        disable_tqdm=True,
+        use_cpu=kind == "cpu",
+        bf16=precision.autocast == "bf16",
+        fp16=precision.autocast == "fp16",
+        remove_unused_columns=False,
+        dataloader_pin_memory=kind not in ("cpu", "mps"),
+        ddp_find_unused_parameters=False,
+        ddp_timeout=_PATIENCE,
+    )
+
+
+_PATIENCE = 24 * 3600
+"""Seconds to wait for other processes: the first reads all data before the others start."""
