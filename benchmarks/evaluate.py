@@ -18,14 +18,14 @@ from pathlib import Path
 import torch
 
 from ctxext.errors import CtxextError
-from ctxext.evaluate.checkpoint_info import open_infos
-from ctxext.evaluate.model import LoadedModel, Loading, load_model
-from ctxext.evaluate.scoring.answers import generate_exact, score_depths
-from ctxext.evaluate.scoring.token_losses import token_losses
-from ctxext.evaluate.settings import Settings, even_depths
-from ctxext.evaluate.tasks.needle import Needle
-from ctxext.evaluate.tasks.retrieval import make_questions
+from ctxext.models.answers import generate_exact, score_depths
+from ctxext.models.checkpoint_info import open_infos
+from ctxext.models.model import LoadedModel, Loading, load_model
+from ctxext.models.token_losses import token_losses
 from ctxext.recipes.code.layout import depends_on_prompt
+from ctxext.tasks.needle import Needle
+from ctxext.tasks.retrieval import make_questions
+from ctxext.tasks.settings import Settings, even_depths
 
 LENGTHS = (320, 512, 1024, 1536, 2048)
 DEPTHS = even_depths(11)

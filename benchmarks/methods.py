@@ -9,8 +9,8 @@ from pathlib import Path
 from rich.console import Console
 
 from ctxext import compare
-from ctxext.evaluate.model import Loading
 from ctxext.methods import MsPoE, Ntk, NtkByParts, PositionInterpolation, Yarn
+from ctxext.models.model import Loading
 
 FACTOR = 4.0
 METHODS = {

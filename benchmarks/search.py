@@ -21,10 +21,10 @@ from typing import Any
 import torch
 
 from ctxext import Recipe, SearchOptions, convert, search
-from ctxext.evaluate.checkpoint_info import open_infos
-from ctxext.evaluate.model import Loading, load_model
-from ctxext.evaluate.recipe_applier import RecipeApplier
 from ctxext.methods import MsPoE, Ntk, Yarn
+from ctxext.models.checkpoint_info import open_infos
+from ctxext.models.model import Loading, load_model
+from ctxext.models.recipe_applier import RecipeApplier
 from ctxext.search.measurement import EvalSet, Measurement, make_eval_sets, measure
 
 RECIPES = {

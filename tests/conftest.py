@@ -164,7 +164,7 @@ def every_form(sampled_forms):
 @pytest.fixture(scope="session", autouse=True)
 def intervals_once():
     """Intervals of effective lengths are drawn once for the same answers: many tests report the same ones."""
-    from ctxext.evaluate.report import report
+    from ctxext.report import report
 
     drawn, effective = {}, report._compute_effective
 

@@ -41,7 +41,7 @@ OURS = """
     ctxext.cli.merge ctxext.cli.verify ctxext.cli.push ctxext.converters.convert ctxext.verify.run ctxext.evaluate.run
     ctxext.cli.demo ctxext.cli.methods ctxext.cli.env pydantic yaml
     ctxext.verify ctxext.files.isolated ctxext.publish.push ctxext.evaluate
-    ctxext.evaluate.model
+    ctxext.models.model
 """.split()  # noqa: SIM905
 MAIN = "from ctxext.cli.app import main\nimport sys\nsys.argv[0] = 'ctxext'\nmain()"
 # What each fork reads anew, or what does not concern it. Where anything else differs, a process is started for real.

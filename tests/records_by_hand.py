@@ -1,7 +1,7 @@
 """What a run of an evaluation notes, written by hand, and the report of it."""
 
-from ctxext.evaluate.report.report import make_report
-from ctxext.evaluate.settings import Settings
+from ctxext.report.report import make_report
+from ctxext.tasks.settings import Settings
 
 VERSIONS = {"ctxext": "0.2", "transformers": "5.23", "torch": "2.9"}
 

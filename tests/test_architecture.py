@@ -16,21 +16,11 @@ sys.path.append(str(TESTS.parent / "tools"))
 from affected import find_affected_tests  # noqa: E402
 
 FILES = sorted(PACKAGE.rglob("*.py"))
-# A layer may import itself and those that stand before it; a room within a room is a layer too, named with a dot, and
-# what has no name of its own belongs to the room around it. The portable code stands outside: it imports none of them.
+# A room may import itself and those that stand before it. The portable code stands outside: it imports none of them.
 LAYERS = (
     *("version", "notebook", "redaction", "errors", "options", "files", "data"),
     *("checkpoint", "recipes", "methods", "verify", "converters", "gguf", "server", "engines", "served"),
-    "evaluate.checkpoint_info",
-    *(
-        "evaluate.scoring.prefix_cache",
-        "evaluate.loading",
-        "evaluate.model",
-        "evaluate.server_model",
-        "evaluate.serving",
-        "evaluate.scoring",
-    ),
-    *("evaluate.tasks", "evaluate.settings", "evaluate.tasks.retrieval", "evaluate.report", "evaluate"),
+    *("models", "tasks", "report", "evaluate"),
     *("compare", "search", "demo", "merge", "finetune", "publish", "cli"),
 )
 MOST_PARAMETERS = 8
@@ -51,10 +41,8 @@ def runs_without_ctxext(path: Path) -> bool:
 
 
 def rank_of(module: str) -> int:
-    """Where a module stands: the place of the longest name that covers it."""
-    parts = module.split(".")[1:] or ["version"]
-    names = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
-    return LAYERS.index(next(name for name in names if name in LAYERS))
+    """Where a module stands: the place of its room."""
+    return LAYERS.index((module.split(".")[1:] or ["version"])[0])
 
 
 @functools.cache

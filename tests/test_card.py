@@ -19,8 +19,8 @@ from ctxext.converters.convert import card_of
 from ctxext.converters.engine_support import UNKNOWN, serving_of
 from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
-from ctxext.evaluate.checkpoint_info import info_of
 from ctxext.methods import AdjustedBase, Llama3, LongRope, MsPoE, Ntk, Yarn
+from ctxext.models.checkpoint_info import info_of
 from ctxext.publish.push import plan_push
 from ctxext.recipes.model_config import model_config
 from ctxext.recipes.registry import method_named

@@ -18,10 +18,10 @@ AVOIDED = re.compile(rf"\b(?:{'|'.join(PHRASES.split(chr(10))).strip('|')})\b", 
 
 # Prompts of tasks are measured as they are, and quoted texts are not ours.
 PROMPTS = {
-    "src/ctxext/evaluate/tasks/documents.py": ("of which", "says"),
-    "src/ctxext/evaluate/tasks/graphwalks.py": ("asked for",),
-    "src/ctxext/evaluate/tasks/mrcr.py": ("asks for",),
-    "src/ctxext/evaluate/tasks/needle.py": ("the house",),
+    "src/ctxext/tasks/documents.py": ("of which", "says"),
+    "src/ctxext/tasks/graphwalks.py": ("asked for",),
+    "src/ctxext/tasks/mrcr.py": ("asks for",),
+    "src/ctxext/tasks/needle.py": ("the house",),
 }
 
 PARTICIPLE = re.compile(r"_?(?:[a-z]+(?:ed|en|own)|said|told|made|found|kept|cut|put|left|held|meant|built|sought|set)")

@@ -11,10 +11,10 @@ import pytest
 
 from ctxext.data.records import read_records
 from ctxext.errors import CtxextError
-from ctxext.evaluate.report.page import write_report
 from ctxext.files.packages import EXTRAS
 from ctxext.finetune.run import finetune
 from ctxext.merge.tensors import AdapterConfig
+from ctxext.report.page import write_report
 from ctxext.search.run import search
 from small_llama import read_json
 

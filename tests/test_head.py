@@ -15,9 +15,9 @@ import tiny_models
 import tiny_tables
 from ctxext.checkpoint import head
 from ctxext.checkpoint.head import Head
-from ctxext.evaluate.model import LoadedModel
-from ctxext.evaluate.scoring.token_losses import EVERY, masked_losses, token_losses
 from ctxext.finetune.loss import use_chunked_loss
+from ctxext.models.model import LoadedModel
+from ctxext.models.token_losses import EVERY, masked_losses, token_losses
 from hand_made import nested, one_that_sees_length, tiny_llama
 from tiny_base import Largest
 

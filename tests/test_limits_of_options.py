@@ -7,10 +7,10 @@ from typing import ClassVar
 import pytest
 
 from ctxext.errors import CtxextError
-from ctxext.evaluate.settings import Settings
 from ctxext.finetune.options import TrainingOptions
 from ctxext.options import Rule, check_options, option, options_of
 from ctxext.search.options import SearchOptions
+from ctxext.tasks.settings import Settings
 
 BAD = {"seed": (-1, 2**32, 10**30, -(10**400)), "samples": (10**6 + 1, 10**30), "original_length": (10**11,)}
 

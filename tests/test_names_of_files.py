@@ -9,8 +9,8 @@ import pytest
 
 from ctxext.data.records import files_of, read_records
 from ctxext.errors import CtxextError
-from ctxext.evaluate.settings import Settings
 from ctxext.finetune.documents import TrainingData
+from ctxext.tasks.settings import Settings
 
 NAMES = {
     **{"data[1]": "data1", "data[!2]": "data1", "a*": "ab", "a?": "ab", "{a,b}": "a", "**": "x"},

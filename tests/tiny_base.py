@@ -16,9 +16,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import loaded_models
 from ctxext import Recipe, TrainingData, TrainingOptions, convert, finetune
-from ctxext.evaluate.report import pictures
 from ctxext.finetune.documents import Document
 from ctxext.methods import Yarn
+from ctxext.report import pictures
 from loaded_models import load as load
 
 VOCABULARY, TRAINED, FACTOR = 64, 32, 4

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from ctxext.errors import CtxextError as CtxextError
     from ctxext.evaluate.run import EvaluationReport as EvaluationReport
     from ctxext.evaluate.run import evaluate as evaluate
-    from ctxext.evaluate.settings import Settings as Settings
     from ctxext.finetune.documents import TrainingData as TrainingData
     from ctxext.finetune.options import TrainingOptions as TrainingOptions
     from ctxext.finetune.run import Finetuned as Finetuned
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from ctxext.search.options import SearchOptions as SearchOptions
     from ctxext.search.run import SearchResult as SearchResult
     from ctxext.search.run import search as search
+    from ctxext.tasks.settings import Settings as Settings
     from ctxext.verify.conversion import Finding as Finding
     from ctxext.verify.run import verify as verify
 
@@ -61,7 +61,7 @@ _NAMES = {
     "converters.plan": ("Plan",),
     "errors": ("CtxextError",),
     "evaluate.run": ("EvaluationReport", "evaluate"),
-    "evaluate.settings": ("Settings",),
+    "tasks.settings": ("Settings",),
     "finetune.documents": ("TrainingData",),
     "merge.run": ("Merged", "merge"),
     "finetune.options": ("TrainingOptions",),

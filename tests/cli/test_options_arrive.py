@@ -20,15 +20,15 @@ from ctxext.cli.output import resuming_command
 from ctxext.compare.candidates import CompareOptions
 from ctxext.converters.convert import convert, plan_conversion
 from ctxext.converters.options import Calibration, ConvertOptions
-from ctxext.evaluate.model import Loading
-from ctxext.evaluate.settings import Settings
 from ctxext.files.output_directory import OverwriteOptions
 from ctxext.finetune.documents import TrainingData
 from ctxext.finetune.options import RunOptions, TrainingOptions
 from ctxext.methods import MsPoE, Yarn
+from ctxext.models.model import Loading
 from ctxext.publish.upload_plan import PushOptions, UploadPlan
 from ctxext.search.options import SearchOptions, StudyPlace
 from ctxext.server.client import ServerOptions
+from ctxext.tasks.settings import Settings
 
 OUTPUT = {"as_json", "quiet", "verbose", "help", "help_all"}
 TOKEN = "hf_GivenGiven"

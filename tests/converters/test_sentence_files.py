@@ -14,8 +14,8 @@ from ctxext.checkpoint.other_files import read_lengths, read_pipeline
 from ctxext.converters.convert import plan_conversion
 from ctxext.converters.inspection import inspect_checkpoint
 from ctxext.errors import CtxextError
-from ctxext.evaluate.checkpoint_info import info_of
-from ctxext.evaluate.model import open_pooler
+from ctxext.models.checkpoint_info import info_of
+from ctxext.models.model import open_pooler
 from ctxext.recipes.methods.fills import KEEPS_ROWS
 from ctxext.recipes.methods.table import Table
 from pages import ROOT, blocks

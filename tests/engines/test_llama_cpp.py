@@ -21,9 +21,9 @@ from ctxext import Recipe, Settings, evaluate
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.convert import convert
 from ctxext.converters.engine_support import attn_factor, serving_of, source_commands
-from ctxext.evaluate.model import Loading
 from ctxext.gguf.convert import convert_gguf
 from ctxext.methods import Yarn
+from ctxext.models.model import Loading
 from ctxext.recipes.encodings.rotary import attention_scaling
 from ctxext.recipes.model_config import model_config
 from small_llama import change_json

@@ -11,8 +11,8 @@ from ctxext.converters.calibration import calibrate_recipe
 from ctxext.converters.convert import convert
 from ctxext.converters.engine_support import overrides
 from ctxext.converters.options import ConvertOptions
-from ctxext.evaluate.model import Loading
 from ctxext.methods import MsPoE
+from ctxext.models.model import Loading
 from ctxext.recipes.model_config import model_config
 from ctxext.served.every_token import compare_in_engine
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tokenizers import processors
 
-from ctxext.evaluate.report import pictures as report_pictures
+from ctxext.report import pictures as report_pictures
 from hand_made import make_tokenizer, tiny_llama
 
 AS_PNG = report_pictures.as_png

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import LlamaConfig, LlamaForCausalLM, PretrainedConfig, PreTrainedTokenizerFast
 
 from ctxext.data import prose
-from ctxext.evaluate.tasks import kv, needle
+from ctxext.tasks import kv, needle
 
 WINDOW = 512
 

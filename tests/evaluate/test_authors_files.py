@@ -14,12 +14,12 @@ from ctxext import Settings, evaluate
 from ctxext.data import prose
 from ctxext.data.encoding import Encoder
 from ctxext.errors import CtxextError
-from ctxext.evaluate.report.page import render_page
-from ctxext.evaluate.report.report import effective_lengths
-from ctxext.evaluate.scoring.answers import generate_graded
-from ctxext.evaluate.tasks import nolima as nolima_module
-from ctxext.evaluate.tasks.babilong import LABELS, is_correct, name_length
-from ctxext.evaluate.tasks.retrieval import make_questions
+from ctxext.models.answers import generate_graded
+from ctxext.report.page import render_page
+from ctxext.report.report import effective_lengths
+from ctxext.tasks import nolima as nolima_module
+from ctxext.tasks.babilong import LABELS, is_correct, name_length
+from ctxext.tasks.retrieval import make_questions
 from hand_made import make_tokenizer
 
 NAMES = ["Yuki", "Stuart", "Katie", "Veronica"]
@@ -285,8 +285,8 @@ def test_both_run_and_the_report_names_the_material(books, facts, checkpoint, tm
 
 
 def test_prompts_of_different_lengths_are_written_one_by_one(books, checkpoint):
-    from ctxext.evaluate.checkpoint_info import open_infos
-    from ctxext.evaluate.model import Loading, load_model
+    from ctxext.models.checkpoint_info import open_infos
+    from ctxext.models.model import Loading, load_model
 
     loaded = load_model(open_infos([str(checkpoint)])[0], Loading())
     settings = Settings(tasks=("nolima",), nolima=books, samples=3, depths=(0.2, 0.9))

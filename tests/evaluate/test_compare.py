@@ -16,14 +16,14 @@ from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.compare import run as compare_run
 from ctxext.compare.candidates import STOCK, CompareOptions
 from ctxext.errors import CtxextError, NothingMeasuredError
-from ctxext.evaluate import model as evaluate_model
 from ctxext.evaluate import run as evaluate_run
-from ctxext.evaluate.model import LoadedModel, Loading
-from ctxext.evaluate.recipe_applier import RecipeApplier
 from ctxext.evaluate.run import Meter, Run
-from ctxext.evaluate.tasks.base import Key
 from ctxext.methods import NtkAlibi, Range, Table, Yarn
+from ctxext.models import model as evaluate_model
+from ctxext.models.model import LoadedModel, Loading
+from ctxext.models.recipe_applier import RecipeApplier
 from ctxext.recipes.recipe import recipe_from_dict
+from ctxext.tasks.base import Key
 
 ASKED = {
     "tasks": ("needle", "perplexity", "short"),

@@ -13,10 +13,10 @@ import pytest
 from ctxext.data.encoding import Encoder
 from ctxext.data.turns import PLAIN_TURNS, read_turn_layout
 from ctxext.errors import CtxextError
-from ctxext.evaluate.settings import Settings
-from ctxext.evaluate.tasks.graphwalks import GraphWalks, graphwalks_score
-from ctxext.evaluate.tasks.mrcr import MRCR, MRCR_FLAT, mrcr_score
-from ctxext.evaluate.tasks.retrieval import check_fits, make_questions
+from ctxext.tasks.graphwalks import GraphWalks, graphwalks_score
+from ctxext.tasks.mrcr import MRCR, MRCR_FLAT, mrcr_score
+from ctxext.tasks.retrieval import check_fits, make_questions
+from ctxext.tasks.settings import Settings
 from hand_made import make_tokenizer
 
 with zipfile.ZipFile(Path(__file__).parents[1] / "data" / "chat_templates.zip") as archive:

@@ -13,16 +13,16 @@ import transformers
 from ctxext import Recipe, convert
 from ctxext.data.encoding import Encoder
 from ctxext.errors import CtxextError
-from ctxext.evaluate.checkpoint_info import open_infos
-from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.plan import check_kind, default_tasks
 from ctxext.evaluate.run import evaluate
-from ctxext.evaluate.scoring import similarity
-from ctxext.evaluate.settings import Settings
-from ctxext.evaluate.tasks.passages import Passages
-from ctxext.evaluate.tasks.perplexity import PseudoPerplexity
-from ctxext.evaluate.tasks.retrieval import check_fits, make_questions
+from ctxext.models import similarity
+from ctxext.models.checkpoint_info import open_infos
+from ctxext.models.model import LoadedModel
 from ctxext.recipes.methods.table import Table
+from ctxext.tasks.passages import Passages
+from ctxext.tasks.perplexity import PseudoPerplexity
+from ctxext.tasks.retrieval import check_fits, make_questions
+from ctxext.tasks.settings import Settings
 
 LENGTH = 256
 DEPTHS = (0.0, 0.25, 0.75, 1.0)
@@ -190,7 +190,7 @@ def test_a_whole_evaluation_by_the_kind_of_model(words, tmp_path):
 
 
 def test_the_default_tasks_are_those_of_the_kind_and_others_are_refused(words, tmp_path):
-    from ctxext.evaluate.model import Loading
+    from ctxext.models.model import Loading
 
     masked = str(small_bert(tmp_path / "masked", words))
     bare = str(small_bert(tmp_path / "bare", words, head="BertModel"))

@@ -22,11 +22,11 @@ from ctxext.converters.convert import convert
 from ctxext.engines import vllm as engine
 from ctxext.engines.vllm import Vllm, engine_dtype
 from ctxext.errors import CtxextError
-from ctxext.evaluate import serving
-from ctxext.evaluate.checkpoint_info import CheckpointInfo
-from ctxext.evaluate.model import Loading
-from ctxext.evaluate.serving import check_served, load_served, serving_by_vllm
 from ctxext.methods import DynamicNtk, LongRope, MsPoE, PositionInterpolation, Yarn
+from ctxext.models import serving
+from ctxext.models.checkpoint_info import CheckpointInfo
+from ctxext.models.model import Loading
+from ctxext.models.serving import check_served, load_served, serving_by_vllm
 from ctxext.publish.results import build_results
 from ctxext.recipes.model_config import model_config
 

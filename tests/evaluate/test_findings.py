@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from ctxext.evaluate.report.colours import ink, shade
-from ctxext.evaluate.report.findings import findings, format_percent, pool_cells
-from ctxext.evaluate.report.intervals import (
+from ctxext.report.colours import ink, shade
+from ctxext.report.findings import findings, format_percent, pool_cells
+from ctxext.report.intervals import (
     adjust_confidence,
     effective_samples,
     mean_interval,
@@ -14,7 +14,7 @@ from ctxext.evaluate.report.intervals import (
     share_interval,
     wilson_interval,
 )
-from ctxext.evaluate.tasks.registry import GROUPS
+from ctxext.tasks.registry import GROUPS
 from records_by_hand import answers, losses, report_of
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from ctxext import Settings, evaluate
 from ctxext.errors import CtxextError
-from ctxext.evaluate.model import wrap_model
-from ctxext.evaluate.tasks import harness
-from ctxext.evaluate.tasks.harness import check_harness, run_harness
+from ctxext.models.model import wrap_model
+from ctxext.tasks import harness
+from ctxext.tasks.harness import check_harness, run_harness
 from hand_made import tiny_llama
 
 

@@ -4,14 +4,14 @@ import os
 import subprocess
 import sys
 
-from ctxext.evaluate.tasks.published import PublishedTask
-from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS
+from ctxext.tasks.published import PublishedTask
+from ctxext.tasks.registry import RETRIEVAL_TASKS
 
 DRAWN = [name for name, task in RETRIEVAL_TASKS.items() if not isinstance(task, PublishedTask)]
 
 PIECES = """
 import hashlib, random, sys
-from ctxext.evaluate.settings import Settings
+from ctxext.tasks.settings import Settings
 for task in Settings(tasks=tuple(sys.argv[1:])).retrieval_tasks():
     for seed in range(6):
         pieces = task.pieces(random.Random(seed))

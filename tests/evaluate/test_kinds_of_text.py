@@ -8,7 +8,7 @@ from ctxext import Settings, compare, evaluate
 from ctxext.compare.verdict import collect_results
 from ctxext.data.texts import kinds_of_text
 from ctxext.errors import CtxextError
-from ctxext.evaluate.model import Loading
+from ctxext.models.model import Loading
 
 FP32 = Loading(dtype="fp32")
 

@@ -14,9 +14,9 @@ from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.app import main
 from ctxext.data.encoding import open_tokenizer
 from ctxext.errors import CtxextError
-from ctxext.evaluate.checkpoint_info import info_of, open_infos
-from ctxext.evaluate.model import Loading, load_model, runs_foreign_code
 from ctxext.finetune.base import open_base
+from ctxext.models.checkpoint_info import info_of, open_infos
+from ctxext.models.model import Loading, load_model, runs_foreign_code
 from ctxext.recipes.recipe import recipe_from_dict
 from hand_made import tiny_llama
 from releases import IS_OLDER

@@ -11,9 +11,9 @@ from transformers import PreTrainedTokenizerFast
 from ctxext import Settings, evaluate
 from ctxext.data.encoding import Encoder
 from ctxext.errors import CtxextError
-from ctxext.evaluate.report.page import render_page
-from ctxext.evaluate.scoring import token_losses as scoring
-from ctxext.evaluate.tasks import longppl
+from ctxext.models import token_losses as scoring
+from ctxext.report.page import render_page
+from ctxext.tasks import longppl
 from hand_made import tiny_llama
 
 

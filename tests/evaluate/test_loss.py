@@ -10,13 +10,13 @@ from rich.console import Console
 from ctxext import Settings, evaluate
 from ctxext.cli.eval_tables import report_tables
 from ctxext.errors import CtxextError
-from ctxext.evaluate.model import LoadedModel, wrap_model
-from ctxext.evaluate.report.page import render_page
-from ctxext.evaluate.scoring import answers
-from ctxext.evaluate.scoring import token_losses as scoring
-from ctxext.evaluate.scoring.token_losses import token_losses
-from ctxext.evaluate.tasks import longppl
-from ctxext.evaluate.tasks.perplexity import bucket_width
+from ctxext.models import answers
+from ctxext.models import token_losses as scoring
+from ctxext.models.model import LoadedModel, wrap_model
+from ctxext.models.token_losses import token_losses
+from ctxext.report.page import render_page
+from ctxext.tasks import longppl
+from ctxext.tasks.perplexity import bucket_width
 from hand_made import one_that_sees_length, tiny_llama
 
 

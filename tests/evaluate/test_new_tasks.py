@@ -11,12 +11,12 @@ from transformers import LlamaForCausalLM
 
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import encode_parts
-from ctxext.evaluate.model import LoadedModel
-from ctxext.evaluate.settings import Settings
-from ctxext.evaluate.tasks.base import keys_of
-from ctxext.evaluate.tasks.needle import PAIRS
-from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS
-from ctxext.evaluate.tasks.retrieval import RetrievalWork, make_questions, num_questions
+from ctxext.models.model import LoadedModel
+from ctxext.tasks.base import keys_of
+from ctxext.tasks.needle import PAIRS
+from ctxext.tasks.registry import RETRIEVAL_TASKS
+from ctxext.tasks.retrieval import RetrievalWork, make_questions, num_questions
+from ctxext.tasks.settings import Settings
 from hand_made import tiny_llama
 
 NAMES = ("passkey", "association", "niah-multivalue")

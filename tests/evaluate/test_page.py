@@ -9,12 +9,12 @@ import pytest
 from rich.console import Console
 
 from ctxext.cli.eval_tables import report_tables
-from ctxext.evaluate.report.findings import findings
-from ctxext.evaluate.report.page import render_page
-from ctxext.evaluate.report.report import effective_lengths, leaderboard_length
-from ctxext.evaluate.report.tables import effective_text, leaderboard_text
-from ctxext.evaluate.settings import Settings
 from ctxext.publish.results import build_results
+from ctxext.report.findings import findings
+from ctxext.report.page import render_page
+from ctxext.report.report import effective_lengths, leaderboard_length
+from ctxext.report.tables import effective_text, leaderboard_text
+from ctxext.tasks.settings import Settings
 from records_by_hand import answers, facts, losses, report_of
 
 METHODS = "yarn ntk pi llama3 longrope dynamic mspoe-by-parts mspoe-linear self-extend rerope <b>bold</b>".split()  # noqa: SIM905

@@ -6,17 +6,17 @@ import pytest
 import torch
 from transformers import DynamicCache, LlamaForCausalLM, Qwen2Config
 
-from ctxext.evaluate.scoring import answers
-from ctxext.evaluate.scoring.answers import count_common, walk
-from ctxext.evaluate.scoring.prefix_cache import (
+from ctxext.models import answers
+from ctxext.models.answers import count_common, walk
+from ctxext.models.prefix_cache import (
     follows_length,
     is_static,
     is_static_for,
     new_cache,
     sharing_works,
 )
-from ctxext.evaluate.tasks.documents import Documents
-from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS
+from ctxext.tasks.documents import Documents
+from ctxext.tasks.registry import RETRIEVAL_TASKS
 from hand_made import make_tokenizer, nested, tiny_llama
 
 LONG = {"short_factor": [1.0, 1.0], "long_factor": [1.0, 2.0]}

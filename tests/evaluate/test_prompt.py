@@ -12,11 +12,11 @@ from ctxext.data.prompt import encode_parts, lay_out
 from ctxext.data.texts import read_corpus
 from ctxext.demo.corpus import long_examples
 from ctxext.errors import CtxextError
-from ctxext.evaluate.settings import Settings, even_depths
-from ctxext.evaluate.tasks.documents import Documents
-from ctxext.evaluate.tasks.kv import KeyValue
-from ctxext.evaluate.tasks.needle import Needle, PassKey
-from ctxext.evaluate.tasks.retrieval import check_fits, make_questions
+from ctxext.tasks.documents import Documents
+from ctxext.tasks.kv import KeyValue
+from ctxext.tasks.needle import Needle, PassKey
+from ctxext.tasks.retrieval import check_fits, make_questions
+from ctxext.tasks.settings import Settings, even_depths
 
 TASKS = [PassKey(), Needle(), Needle(num_needles=1), KeyValue(ids="number"), KeyValue(), Documents()]
 TASKS += [KeyValue(ids="number", num_needles=4), Documents(num_needles=2)]

@@ -14,13 +14,13 @@ import pytest
 
 from ctxext.data.encoding import Encoder
 from ctxext.errors import CtxextError
-from ctxext.evaluate.settings import Settings
-from ctxext.evaluate.tasks.documents import Documents
-from ctxext.evaluate.tasks.graphwalks import GraphWalks, graphwalks_score
-from ctxext.evaluate.tasks.mrcr import KINDS, MRCR, MRCR_FLAT
-from ctxext.evaluate.tasks.needle import Needle
-from ctxext.evaluate.tasks.registry import GROUPS, NAMES, RETRIEVAL_TASKS
-from ctxext.evaluate.tasks.retrieval import check_fits, make_questions
+from ctxext.tasks.documents import Documents
+from ctxext.tasks.graphwalks import GraphWalks, graphwalks_score
+from ctxext.tasks.mrcr import KINDS, MRCR, MRCR_FLAT
+from ctxext.tasks.needle import Needle
+from ctxext.tasks.registry import GROUPS, NAMES, RETRIEVAL_TASKS
+from ctxext.tasks.retrieval import check_fits, make_questions
+from ctxext.tasks.settings import Settings
 
 DATA = Path(__file__).parent.parent / "data"
 NODES = [f"{number:010x}" for number in range(1, 12)]

@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 
 from ctxext.cli.eval_tables import report_tables
-from ctxext.evaluate.report import pictures
-from ctxext.evaluate.report.findings import findings
-from ctxext.evaluate.report.intervals import wilson_interval
-from ctxext.evaluate.report.page import render_page, shorten_names, write_report
-from ctxext.evaluate.report.report import effective_lengths, heat_map
-from ctxext.evaluate.settings import Settings
+from ctxext.report import pictures
+from ctxext.report.findings import findings
+from ctxext.report.intervals import wilson_interval
+from ctxext.report.page import render_page, shorten_names, write_report
+from ctxext.report.report import effective_lengths, heat_map
+from ctxext.tasks.settings import Settings
 from records_by_hand import answers, facts, losses, report_of
 
 TASKS = ("ruler-vt", "needle", "perplexity", "short")

@@ -14,9 +14,9 @@ import ruler_rules as rules
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.data.encoding import Encoder, open_tokenizer
 from ctxext.errors import CtxextError
-from ctxext.evaluate.settings import Settings
-from ctxext.evaluate.tasks.registry import GROUPS, RETRIEVAL_TASKS
-from ctxext.evaluate.tasks.retrieval import check_fits, make_questions
+from ctxext.tasks.registry import GROUPS, RETRIEVAL_TASKS
+from ctxext.tasks.retrieval import check_fits, make_questions
+from ctxext.tasks.settings import Settings
 
 PARAGRAPHS = [
     [f"Text {article}-{number} is about {'ab'[number % 2] * 9}." for number in range(3)] for article in range(9)

@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 
 from ctxext import Recipe, Settings, convert, evaluate
 from ctxext.errors import CtxextError
-from ctxext.evaluate.model import Loading
 from ctxext.evaluate.results_log import ResultsLog
-from ctxext.evaluate.tasks.base import keys_of
 from ctxext.methods import Yarn
+from ctxext.models.model import Loading
+from ctxext.tasks.base import keys_of
 
 SETTINGS = {
     "tasks": ("needle", "passkey", "kv", "perplexity", "short"),
@@ -87,7 +87,7 @@ def test_no_model_is_refused(models):
 def test_a_finished_run_is_not_run_again(checkpoint, tmp_path, monkeypatch):
     small = Settings(tasks=("passkey",), lengths=(300,), samples=2)
     first = evaluate([str(checkpoint)], small, out=tmp_path / "out")
-    monkeypatch.setattr(import_module("ctxext.evaluate.model"), "load_model", None)
+    monkeypatch.setattr(import_module("ctxext.models.model"), "load_model", None)
     assert evaluate([str(checkpoint)], small, out=tmp_path / "out", resume=True) == first
     with pytest.raises(CtxextError, match="already contains results"):
         evaluate([str(checkpoint)], small, out=tmp_path / "out")
@@ -114,7 +114,7 @@ LAUNCHED = """
 import sys
 from pathlib import Path
 from ctxext import Settings, evaluate
-from ctxext.evaluate.model import Loading
+from ctxext.models.model import Loading
 evaluate([sys.argv[1]], Settings(**eval(sys.argv[3])), loading=Loading(device="cpu"), out=Path(sys.argv[2]))
 """
 

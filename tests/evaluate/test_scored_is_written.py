@@ -7,13 +7,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ctxext import METHODS, Recipe, convert
-from ctxext.evaluate.model import wrap_model
-from ctxext.evaluate.scoring import answers
-from ctxext.evaluate.scoring.answers import generate_exact
-from ctxext.evaluate.settings import Settings
-from ctxext.evaluate.tasks.needle import Needle
-from ctxext.evaluate.tasks.retrieval import make_questions
 from ctxext.methods import MsPoE, Yarn
+from ctxext.models import answers
+from ctxext.models.answers import generate_exact
+from ctxext.models.model import wrap_model
+from ctxext.tasks.needle import Needle
+from ctxext.tasks.retrieval import make_questions
+from ctxext.tasks.settings import Settings
 from ctxext.verify.decoding_process import cache_argument, cache_of
 
 ORDERS = ("prompt", "calibrated", "fixed")

@@ -8,12 +8,12 @@ from transformers import LlamaForCausalLM
 
 from ctxext.data.prompt import Prompt
 from ctxext.errors import CtxextError
-from ctxext.evaluate import model as evaluate_model
-from ctxext.evaluate.model import LoadedModel
-from ctxext.evaluate.scoring import answers
-from ctxext.evaluate.scoring.answers import answer_losses, are_exact, run, run_as_written, score_depths
-from ctxext.evaluate.scoring.prefix_cache import new_cache
 from ctxext.files.processes import forget_peak, peak_memory
+from ctxext.models import answers
+from ctxext.models import model as evaluate_model
+from ctxext.models.answers import answer_losses, are_exact, run, run_as_written, score_depths
+from ctxext.models.model import LoadedModel
+from ctxext.models.prefix_cache import new_cache
 from hand_made import tiny_llama
 from releases import IS_OLDER
 

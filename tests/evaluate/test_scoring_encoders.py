@@ -7,9 +7,9 @@ import torch
 from transformers import BertConfig, BertForMaskedLM, BertModel
 
 from ctxext.errors import CtxextError
-from ctxext.evaluate.model import LoadedModel, Pooler
-from ctxext.evaluate.scoring import similarity
-from ctxext.evaluate.scoring import token_losses as masked
+from ctxext.models import similarity
+from ctxext.models import token_losses as masked
+from ctxext.models.model import LoadedModel, Pooler
 from hand_made import tiny_llama
 
 MASK, SPECIAL = 4, [0, 1, 4]

@@ -11,13 +11,13 @@ import transformers
 
 from ctxext.data.encoding import Encoder
 from ctxext.errors import CtxextError
-from ctxext.evaluate.checkpoint_info import open_infos
-from ctxext.evaluate.model import LoadedModel, Loading, Pooler, load_model, open_pooler
 from ctxext.evaluate.run import evaluate
-from ctxext.evaluate.scoring.similarity import pool_texts
-from ctxext.evaluate.settings import Settings
-from ctxext.evaluate.tasks.passages import TOPICS, TOPICS_IN_CHUNKS, Topics
-from ctxext.evaluate.tasks.retrieval import make_questions
+from ctxext.models.checkpoint_info import open_infos
+from ctxext.models.model import LoadedModel, Loading, Pooler, load_model, open_pooler
+from ctxext.models.similarity import pool_texts
+from ctxext.tasks.passages import TOPICS, TOPICS_IN_CHUNKS, Topics
+from ctxext.tasks.retrieval import make_questions
+from ctxext.tasks.settings import Settings
 from tiny_encodings import save, save_tokenizer
 
 LENGTH, DEPTHS = 900, (0.1, 0.45, 0.55, 0.9)

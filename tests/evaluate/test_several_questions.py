@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from ctxext.data.encoding import Encoder
-from ctxext.evaluate.model import wrap_model
-from ctxext.evaluate.scoring import answers as scoring
-from ctxext.evaluate.settings import Settings, even_depths
-from ctxext.evaluate.tasks.documents import Documents, Passage, Question, best_subspan_match
-from ctxext.evaluate.tasks.kv import KeyValue
-from ctxext.evaluate.tasks.retrieval import make_questions
+from ctxext.models import answers as scoring
+from ctxext.models.model import wrap_model
+from ctxext.tasks.documents import Documents, Passage, Question, best_subspan_match
+from ctxext.tasks.kv import KeyValue
+from ctxext.tasks.retrieval import make_questions
+from ctxext.tasks.settings import Settings, even_depths
 from hand_made import make_tokenizer, tiny_llama
 
 LENGTH, DEPTHS = 1800, even_depths(5)

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from ctxext.errors import CtxextError
-from ctxext.evaluate.settings import Settings
-from ctxext.evaluate.tasks.documents import best_subspan_match, read_questions
-from ctxext.evaluate.tasks.longppl import _read_file
-from ctxext.evaluate.tasks.nolima import _read_tests
-from ctxext.evaluate.tasks.ruler_files import read_squad, read_words
+from ctxext.tasks.documents import best_subspan_match, read_questions
+from ctxext.tasks.longppl import _read_file
+from ctxext.tasks.nolima import _read_tests
+from ctxext.tasks.ruler_files import read_squad, read_words
+from ctxext.tasks.settings import Settings
 
 DOCUMENTS = [{"title": "a", "text": "Bob lives in Paris.", "isgold": True}, {"title": "b", "text": "It rains."}]
 QUESTION = {"question": "Where is Bob?", "answers": ["Paris"], "ctxs": DOCUMENTS}
@@ -119,7 +119,7 @@ def test_needle_sets(change, expected, tmp_path):
 @pytest.mark.parametrize("seed", [0, (1 << 32) - 1])
 def test_any_seed_draws_characters(seed, tmp_path):
     from ctxext.data.encoding import Encoder
-    from ctxext.evaluate.tasks.retrieval import make_questions
+    from ctxext.tasks.retrieval import make_questions
     from hand_made import make_tokenizer
 
     write(tmp_path / "needle_set.json", [{**NEEDLE, "needle": "{CHAR} saw it.", "character_set": ["Ann"]}])

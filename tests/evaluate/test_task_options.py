@@ -10,11 +10,11 @@ import pytest
 from ctxext.compare.candidates import CompareOptions
 from ctxext.data.encoding import Encoder
 from ctxext.errors import CtxextError
-from ctxext.evaluate.settings import Settings
-from ctxext.evaluate.tasks.published import PublishedTask
-from ctxext.evaluate.tasks.registry import GROUPS, RETRIEVAL_TASKS, TASKS, USERS
-from ctxext.evaluate.tasks.retrieval import make_questions
 from ctxext.options import options_of
+from ctxext.tasks.published import PublishedTask
+from ctxext.tasks.registry import GROUPS, RETRIEVAL_TASKS, TASKS, USERS
+from ctxext.tasks.retrieval import make_questions
+from ctxext.tasks.settings import Settings
 
 BOOK = " ".join(f"Sentence {number} follows." for number in range(200))
 SQUAD = [{"context": f"Text {n}.", "qas": [{"question": "Who?", "answers": [{"text": f"{n}"}]}]} for n in range(9)]

@@ -16,9 +16,9 @@ from ctxext.data.prose import read_haystack
 from ctxext.data.records import read_records
 from ctxext.data.texts import read_texts
 from ctxext.errors import CtxextError
-from ctxext.evaluate.tasks.documents import Documents, best_subspan_match, read_questions
-from ctxext.evaluate.tasks.kv import KeyValue
-from ctxext.evaluate.tasks.needle import Needle, PassKey
+from ctxext.tasks.documents import Documents, best_subspan_match, read_questions
+from ctxext.tasks.kv import KeyValue
+from ctxext.tasks.needle import Needle, PassKey
 
 QUESTION = {
     "question": "Who built the tower?",

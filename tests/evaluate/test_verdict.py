@@ -6,7 +6,7 @@ import pytest
 
 from ctxext.compare.candidates import Candidate
 from ctxext.compare.verdict import collect_results, compare_results
-from ctxext.evaluate.settings import Settings
+from ctxext.tasks.settings import Settings
 from records_by_hand import answers, facts, losses, report_of
 
 TRAINED, TARGET, TEXTS = 512, 2048, 12

@@ -12,23 +12,24 @@ import pytest
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.data import prose
 from ctxext.errors import CtxextError
-from ctxext.evaluate import plan, serving
-from ctxext.evaluate.checkpoint_info import info_of, open_infos
-from ctxext.evaluate.model import Loading
+from ctxext.evaluate import plan
 from ctxext.evaluate.plan import ModelPlan, check_context_length
 from ctxext.evaluate.results_log import ResultsLog
 from ctxext.evaluate.run import Meter, _make_header
-from ctxext.evaluate.server_model import ServerModel
-from ctxext.evaluate.settings import Settings, even_depths, lengths_of, parse_depths
-from ctxext.evaluate.tasks.base import DocumentPlan
-from ctxext.evaluate.tasks.documents import Documents, read_questions
-from ctxext.evaluate.tasks.kv import KeyValue
-from ctxext.evaluate.tasks.needle import Association, Needle, PassKey
-from ctxext.evaluate.tasks.passages import Passages
-from ctxext.evaluate.tasks.perplexity import Perplexity, bucket_width
-from ctxext.evaluate.tasks.registry import TASKS
-from ctxext.evaluate.tasks.retrieval import make_questions, num_questions
+from ctxext.models import serving
+from ctxext.models.checkpoint_info import info_of, open_infos
+from ctxext.models.model import Loading
+from ctxext.models.server_model import ServerModel
 from ctxext.server.answers import Completion, Token
+from ctxext.tasks.base import DocumentPlan
+from ctxext.tasks.documents import Documents, read_questions
+from ctxext.tasks.kv import KeyValue
+from ctxext.tasks.needle import Association, Needle, PassKey
+from ctxext.tasks.passages import Passages
+from ctxext.tasks.perplexity import Perplexity, bucket_width
+from ctxext.tasks.registry import TASKS
+from ctxext.tasks.retrieval import make_questions, num_questions
+from ctxext.tasks.settings import Settings, even_depths, lengths_of, parse_depths
 
 
 @pytest.mark.parametrize(
@@ -384,9 +385,9 @@ def planned(monkeypatch):
         entry.name = name
     checked = {}
     monkeypatch.setattr(plan, "open_infos", lambda *given, **more: infos)
-    monkeypatch.setattr(import_module("ctxext.evaluate.model"), "load_tokenizer", lambda *given: None)
+    monkeypatch.setattr(import_module("ctxext.models.model"), "load_tokenizer", lambda *given: None)
     monkeypatch.setattr("ctxext.data.encoding.Encoder", lambda *given, **more: None)
-    monkeypatch.setattr(import_module("ctxext.evaluate.tasks.retrieval"), "check_fits", lambda *given: 0)
+    monkeypatch.setattr(import_module("ctxext.tasks.retrieval"), "check_fits", lambda *given: 0)
     monkeypatch.setattr(serving, "check_served", lambda entry, lengths: checked.update({entry.name: lengths}))
 
     def lengths(loading, **settings):
@@ -501,7 +502,7 @@ def losses_of(monkeypatch):
         losses = ids[:, 1:].double()
         return losses if last is None else losses[:, -last:]
 
-    monkeypatch.setattr(import_module("ctxext.evaluate.scoring.token_losses"), "token_losses", token_losses)
+    monkeypatch.setattr(import_module("ctxext.models.token_losses"), "token_losses", token_losses)
     return calls
 
 

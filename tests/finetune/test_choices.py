@@ -16,8 +16,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
-from ctxext.evaluate.report.colours import series_style
-from ctxext.evaluate.report.pictures import as_png, draw_training, smooth_training
 from ctxext.finetune import prepare, trainer
 from ctxext.finetune.base import check_fits
 from ctxext.finetune.batches import Reading, draw_pose_positions, make_restarting_positions
@@ -33,6 +31,8 @@ from ctxext.finetune.step_log import LiveLine
 from ctxext.finetune.stopping import StopAfterStep
 from ctxext.finetune.trainer import open_held_out
 from ctxext.merge import run as card
+from ctxext.report.colours import series_style
+from ctxext.report.pictures import as_png, draw_training, smooth_training
 from tiny_base import SIZES, arguments_of, make_base
 
 

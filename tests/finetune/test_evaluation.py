@@ -8,10 +8,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
 
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
-from ctxext.evaluate.model import wrap_model
-from ctxext.evaluate.scoring.answers import score_depths
 from ctxext.finetune.loss import NUM_PARTS, use_chunked_loss
 from ctxext.finetune.needle_probe import NeedleProbe
+from ctxext.models.answers import score_depths
+from ctxext.models.model import wrap_model
 from tiny_base import Stopped, Tokens, change, documents, load, stop_after, tune
 
 HELD_OUT = Tokens(documents(count=3, seed=7))

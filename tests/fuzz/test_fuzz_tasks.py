@@ -13,9 +13,9 @@ import pytest
 
 from ctxext.data.encoding import Encoder
 from ctxext.errors import CtxextError
-from ctxext.evaluate.settings import Settings
-from ctxext.evaluate.tasks.longppl import _read_file
-from ctxext.evaluate.tasks.retrieval import check_fits, make_questions
+from ctxext.tasks.longppl import _read_file
+from ctxext.tasks.retrieval import check_fits, make_questions
+from ctxext.tasks.settings import Settings
 from hand_made import make_tokenizer
 
 SECONDS, BYTES = 5, 300 << 20

@@ -10,9 +10,9 @@ import stub_xllamacpp
 from ctxext import Recipe, Settings, evaluate
 from ctxext.engines.llama_cpp import LlamaCpp, LlamaTokenizer
 from ctxext.errors import CtxextError
-from ctxext.evaluate.model import LoadedModel, Loading
 from ctxext.gguf.convert import convert_gguf
 from ctxext.methods import Yarn
+from ctxext.models.model import LoadedModel, Loading
 from gguf_files import TENSORS, gguf_bytes, keys_of
 
 LLAMA = Loading(dtype="fp32", engine="llama.cpp")

@@ -28,7 +28,7 @@ WARM = """
     transformers.integrations.tensor_parallel ctxext.cli.app ctxext.cli.convert ctxext.cli.merge ctxext.cli.eval
     ctxext.cli.finetune ctxext.cli.search ctxext.cli.push ctxext.converters.convert ctxext.evaluate.run
     ctxext.finetune.run ctxext.merge.run ctxext.search.run pydantic yaml
-    ctxext.finetune.trainer ctxext.finetune.prepare ctxext.evaluate.model ctxext.evaluate.report.page ctxext.search
+    ctxext.finetune.trainer ctxext.finetune.prepare ctxext.models.model ctxext.report.page ctxext.search
     ctxext.search.study ctxext.publish.push
 """.split()  # noqa: SIM905
 COUNTED = {"os.rename", "os.mkdir", "os.rmdir", "os.remove", "os.truncate", "os.link", "os.symlink", "shutil.rmtree"}

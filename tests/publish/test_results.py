@@ -6,8 +6,8 @@ import shlex
 import pytest
 
 from ctxext.errors import CtxextError
-from ctxext.evaluate.settings import Settings
 from ctxext.publish.results import build_results, conditions, entry_of, files_of, read_report
+from ctxext.tasks.settings import Settings
 from records_by_hand import VERSIONS, answers, facts, losses, report_of
 
 SETTINGS = Settings(tasks=("needle", "perplexity", "short"), lengths=(256, 512), depths=(0.0, 0.5), samples=4, seed=3)

@@ -12,9 +12,9 @@ from ctxext.checkpoint.families import family_of
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
-from ctxext.evaluate.checkpoint_info import open_infos
-from ctxext.evaluate.model import Loading, load_model
 from ctxext.methods import MsPoE, Yarn
+from ctxext.models.checkpoint_info import open_infos
+from ctxext.models.model import Loading, load_model
 from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.model_config import model_config
 from ctxext.verify import conversion, isolated_checks

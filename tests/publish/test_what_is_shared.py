@@ -65,8 +65,8 @@ def test_links_in_a_checkpoint_are_not_shared_with_or_without_the_checks(name, c
 def with_report(folder: Path, place: Path) -> Path:
     """An evaluation of a checkpoint, as far as a card needs it."""
     from ctxext.checkpoint.opening import open_checkpoint
-    from ctxext.evaluate.checkpoint_info import info_of
-    from ctxext.evaluate.settings import Settings
+    from ctxext.models.checkpoint_info import info_of
+    from ctxext.tasks.settings import Settings
 
     info = info_of("mine", open_checkpoint(str(folder)))
     settings = Settings(tasks=("needle",), lengths=(64,), depths=(0.5,), samples=2)

@@ -10,9 +10,9 @@ from ctxext.checkpoint.geometry import known_model, known_models
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.methods import build_recipe
 from ctxext.errors import CtxextError
-from ctxext.evaluate.checkpoint_info import open_infos
 from ctxext.finetune.base import open_base
 from ctxext.methods import Llama3, MsPoE, Ntk, Yarn
+from ctxext.models.checkpoint_info import open_infos
 from ctxext.recipes.methods.self_extend import SelfExtend
 from ctxext.recipes.model_config import model_config
 from ctxext.recipes.recipe import load_recipe

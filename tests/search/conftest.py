@@ -10,8 +10,8 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.evaluate.model import wrap_model
-from ctxext.evaluate.recipe_applier import RecipeApplier
+from ctxext.models.model import wrap_model
+from ctxext.models.recipe_applier import RecipeApplier
 from databases import Postgres, find_programs, run_postgres
 from hand_made import make_tokenizer, tiny_llama
 
@@ -22,7 +22,7 @@ TRAINED = 320
 def no_pictures():
     """Lay out the Pareto front without drawing it, which takes longer than a short search."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(import_module("ctxext.evaluate.report.pictures"), "as_png", lambda figure: b"not drawn")
+        patch.setattr(import_module("ctxext.report.pictures"), "as_png", lambda figure: b"not drawn")
         yield
 
 

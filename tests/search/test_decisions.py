@@ -18,9 +18,9 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from ctxext import Recipe
 from ctxext.cli.search import point_line, state_line, verdict
 from ctxext.errors import CtxextError
-from ctxext.evaluate.report import pictures
 from ctxext.files.processes import machine_id
 from ctxext.methods import Ntk, Yarn
+from ctxext.report import pictures
 from ctxext.search import final_evaluation, run, study
 from ctxext.search.final_evaluation import Check, check, raise_without_points
 from ctxext.search.measurement import EvalSet, Measurement, bound_loss, read_measurement

@@ -7,8 +7,8 @@ import pytest
 
 from ctxext import Recipe, SearchOptions, search
 from ctxext.errors import CtxextError
-from ctxext.evaluate import model as evaluate_model
 from ctxext.methods import Ntk, Yarn
+from ctxext.models import model as evaluate_model
 from ctxext.recipes.registry import method_named
 from ctxext.search import final_evaluation, measurement, study
 from ctxext.search.final_evaluation import check, rank_finalists

@@ -7,9 +7,9 @@ import pytest
 from ctxext import Recipe
 from ctxext.data.encoding import Encoder
 from ctxext.errors import CtxextError
-from ctxext.evaluate.model import LoadedModel, wrap_model
-from ctxext.evaluate.scoring.answers import answer_losses
 from ctxext.methods import LongRope
+from ctxext.models.answers import answer_losses
+from ctxext.models.model import LoadedModel, wrap_model
 from ctxext.search import measurement
 from ctxext.search.measurement import make_eval_sets, measure, read_measurement
 from ctxext.search.options import SearchOptions

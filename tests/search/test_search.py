@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from ctxext import SearchOptions, load_recipe, search
-from ctxext.evaluate.report.pictures import as_png
 from ctxext.files.processes import machine_id
+from ctxext.report.pictures import as_png
 from ctxext.search import study as study_module
 from ctxext.search.options import StudyPlace
 from ctxext.search.space import build_space
@@ -110,7 +110,7 @@ def test_a_recipe_is_measured_once(source, monkeypatch):
 
 
 def test_a_model_that_nothing_helps_is_left_alone(source, tmp_path, run, monkeypatch):
-    monkeypatch.setattr(import_module("ctxext.evaluate.report.pictures"), "as_png", as_png)
+    monkeypatch.setattr(import_module("ctxext.report.pictures"), "as_png", as_png)
     out = tmp_path / "best.yaml"
     for older in (out, out.with_suffix(".db")):
         older.write_text("an older one")

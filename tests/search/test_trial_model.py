@@ -11,9 +11,9 @@ from ctxext import METHODS, Recipe, convert
 from ctxext.checkpoint.families import family_of
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
-from ctxext.evaluate.model import LoadedModel
-from ctxext.evaluate.recipe_applier import RecipeApplier
 from ctxext.methods import AdjustedBase, MsPoE, Yarn
+from ctxext.models.model import LoadedModel
+from ctxext.models.recipe_applier import RecipeApplier
 from ctxext.recipes.model_config import model_config
 from loaded_models import logits
 

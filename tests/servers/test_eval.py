@@ -9,9 +9,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ctxext import Settings, evaluate
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
-from ctxext.evaluate.loading import Loading
-from ctxext.evaluate.report import pictures
+from ctxext.models.loading import Loading
 from ctxext.publish.results import build_results
+from ctxext.report import pictures
 from ctxext.server.client import ServerOptions
 from openai_server import Served, running
 

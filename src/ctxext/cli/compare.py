@@ -15,10 +15,10 @@ from ctxext.compare.candidates import CompareOptions
 from ctxext.compare.page import PAGE
 from ctxext.compare.tables import tabulate_costs, tabulate_losses
 from ctxext.converters.engine_support import EXACT, PARTLY
-from ctxext.evaluate.loading import Loading
+from ctxext.models.loading import Loading
 
 if TYPE_CHECKING:
-    from ctxext.evaluate.report.report import Report
+    from ctxext.report.report import Report
 
 _MARKS = {EXACT: "", PARTLY: " ~"}
 

@@ -25,13 +25,13 @@ from ctxext.converters.convert import plan_conversion
 from ctxext.converters.options import Calibration, ConvertOptions
 from ctxext.converters.plan import Plan
 from ctxext.errors import CtxextError, NothingMeasuredError
-from ctxext.evaluate.checkpoint_info import KINDS
-from ctxext.evaluate.loading import Loading
 from ctxext.files.length import format_length
 from ctxext.files.output_directory import check_out
 from ctxext.files.packages import is_installed, untested_notice
 from ctxext.files.tensor_files import format_tensor_names
 from ctxext.gguf import is_gguf
+from ctxext.models.checkpoint_info import KINDS
+from ctxext.models.loading import Loading
 from ctxext.options import HubOptions, flag_of, option, option_name
 from ctxext.recipes.recipe import Recipe, recipe_from_dict
 

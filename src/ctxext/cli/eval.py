@@ -14,18 +14,18 @@ import typer
 from ctxext.cli.options import takes_options
 from ctxext.cli.output import Output, resuming_command
 from ctxext.errors import CtxextError
-from ctxext.evaluate.loading import Loading
-from ctxext.evaluate.settings import Settings
 from ctxext.files.length import format_length
 from ctxext.files.output_directory import explain_disk_errors
 from ctxext.files.packages import install_command, is_installed
 from ctxext.files.processes import num_processes
 from ctxext.gguf import is_gguf
+from ctxext.models.loading import Loading
 from ctxext.options import option
 from ctxext.server.client import ServerOptions
+from ctxext.tasks.settings import Settings
 
 if TYPE_CHECKING:
-    from ctxext.evaluate.report.report import Report
+    from ctxext.report.report import Report
 
 _RESULTS = "Results"
 ModelsArgument = Annotated[list[str], typer.Argument(metavar="MODEL…", help="Folders, Hub ids, demo, or GGUF files.")]
@@ -122,7 +122,7 @@ def _print_report(report: "Report", out: Path, models: Sequence[str], output: Ou
     from rich.text import Text
 
     from ctxext.cli.eval_tables import report_tables
-    from ctxext.evaluate.report.findings import findings
+    from ctxext.report.findings import findings
 
     if report.get("skipped_lines"):
         output.warning(f"Skipped {report['skipped_lines']} lines of {out} that are incomplete or from another run.")

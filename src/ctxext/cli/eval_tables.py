@@ -8,10 +8,10 @@ from rich.console import RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from ctxext.evaluate.report import tables
-from ctxext.evaluate.report.colours import hexadecimal, ink, shade
-from ctxext.evaluate.report.findings import format_percent
-from ctxext.evaluate.report.report import HeatMap, Report, heat_map, tasks_of
+from ctxext.report import tables
+from ctxext.report.colours import hexadecimal, ink, shade
+from ctxext.report.findings import format_percent
+from ctxext.report.report import HeatMap, Report, heat_map, tasks_of
 
 _CELL = 5
 _POOLED = 13

@@ -12,15 +12,15 @@ from ctxext.cli.option_files import ConfigOption, PresetOption, WithoutOption, u
 from ctxext.cli.options import SourceArgument, takes_options
 from ctxext.cli.output import Output, done_line, same_command
 from ctxext.errors import CtxextError
-from ctxext.evaluate.loading import Loading
-from ctxext.evaluate.settings import Settings
 from ctxext.files.content import Progress
 from ctxext.files.output_directory import short_name
 from ctxext.files.packages import install_command
 from ctxext.files.processes import Terminated, num_processes, raise_on_sigterm, rank, run_alone
 from ctxext.finetune.documents import TrainingData
 from ctxext.finetune.options import Reporter, RunOptions, TrainingOptions, presets
+from ctxext.models.loading import Loading
 from ctxext.options import option
+from ctxext.tasks.settings import Settings
 
 if TYPE_CHECKING:
     from ctxext.finetune.dry_run import Plan

@@ -60,7 +60,7 @@ def complete_methods(incomplete: str) -> list[str]:
 
 def complete_tasks(incomplete: str) -> list[str]:
     """Complete the last task in a list with commas."""
-    from ctxext.evaluate.tasks.registry import TASKS
+    from ctxext.tasks.registry import TASKS
 
     return _in_list(incomplete, TASKS)
 

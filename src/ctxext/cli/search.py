@@ -17,8 +17,8 @@ from ctxext.cli.eval import warn_of_thoughts
 from ctxext.cli.interrupts import exit_on_interrupt
 from ctxext.cli.options import SourceArgument, takes_options
 from ctxext.cli.output import Output, done_line, resuming_command
-from ctxext.evaluate.loading import Loading
 from ctxext.files.packages import install_command, is_installed
+from ctxext.models.loading import Loading
 from ctxext.options import option
 from ctxext.search.options import SearchOptions, StudyPlace, default_study, redact_storage
 from ctxext.search.run import SearchResult, format_results, search

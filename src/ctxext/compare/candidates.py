@@ -12,15 +12,15 @@ from ctxext.converters.calibration import set_head_order
 from ctxext.converters.convert import check_frequencies
 from ctxext.converters.plan import Plan, make_plan
 from ctxext.errors import CtxextError
-from ctxext.evaluate.settings import Settings, find_length_above_target
-from ctxext.evaluate.tasks.perplexity import Perplexity
-from ctxext.evaluate.tasks.registry import NAMES
 from ctxext.files.length import format_length
 from ctxext.options import Rule, count_option, option, target_length_option, with_documented_options
 from ctxext.recipes.encodings.base import POSITIONS
 from ctxext.recipes.methods.fills import FILLS
 from ctxext.recipes.recipe import Recipe, command_options, load_recipe, presets, recipe_from_dict, recipe_of
 from ctxext.recipes.registry import BY_NAME, method_named
+from ctxext.tasks.perplexity import Perplexity
+from ctxext.tasks.registry import NAMES
+from ctxext.tasks.settings import Settings, find_length_above_target
 
 STOCK = "stock"
 """Name of the unmodified model."""

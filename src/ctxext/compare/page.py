@@ -7,9 +7,9 @@ from typing import Any
 
 from ctxext.compare import tables
 from ctxext.compare.verdict import format_difference
-from ctxext.evaluate.report.findings import pool_cells
-from ctxext.evaluate.report.report import Report, heat_map, tasks_of
 from ctxext.files.strict import in_markdown
+from ctxext.report.findings import pool_cells
+from ctxext.report.report import Report, heat_map, tasks_of
 
 PAGE, BENCH = "comparison.md", "bench.jsonl"
 """The files next to report.json."""

@@ -16,22 +16,22 @@ from ctxext.compare.page import BENCH, PAGE, format_bench, format_markdown
 from ctxext.compare.verdict import compare_results
 from ctxext.converters.calibration import calibrated_lengths
 from ctxext.errors import CtxextError, NothingMeasuredError
-from ctxext.evaluate.checkpoint_info import CheckpointInfo, open_infos
 from ctxext.evaluate.plan import ModelPlan, plans_of
-from ctxext.evaluate.report.report import Report
 from ctxext.evaluate.run import Run, rounds
-from ctxext.evaluate.tasks.harness import check_harness
-from ctxext.evaluate.tasks.retrieval import num_questions
 from ctxext.files.content import Progress
 from ctxext.files.output_directory import write_whole
 from ctxext.files.packages import is_installed
 from ctxext.files.processes import num_processes
+from ctxext.models.checkpoint_info import CheckpointInfo, open_infos
 from ctxext.options import accepts_options
 from ctxext.recipes.recipe import Recipe
+from ctxext.report.report import Report
+from ctxext.tasks.harness import check_harness
+from ctxext.tasks.retrieval import num_questions
 
 if TYPE_CHECKING:
-    from ctxext.evaluate.model import LoadedModel, Loading
-    from ctxext.evaluate.tasks.base import Record
+    from ctxext.models.model import LoadedModel, Loading
+    from ctxext.tasks.base import Record
 
 _MINUTE = 60
 _PICTURE = 0.5
@@ -95,7 +95,7 @@ def compare(
             evaluate every model on one text.
     """
     started = time.monotonic()
-    from ctxext.evaluate.model import Loading, load_model
+    from ctxext.models.model import Loading, load_model
 
     loading, out = loading or Loading(), None if out is None else Path(out)
     if loading.engine != "transformers":
@@ -184,8 +184,8 @@ def _apply_candidates(
     progress: Progress | None,
 ) -> "tuple[list[tuple[AppliedInfo, LoadedModel]], list[Candidate]]":
     """Apply the candidates to the loaded weights; return the applied ones, and all candidates with refusals."""
-    from ctxext.evaluate.model import wrap_model
-    from ctxext.evaluate.recipe_applier import RecipeApplier
+    from ctxext.models.model import wrap_model
+    from ctxext.models.recipe_applier import RecipeApplier
 
     applier, applied, judged = RecipeApplier(stock, info.checkpoint, folder), [], []
     for candidate in candidates:

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ctxext.compare.verdict import engines_of, format_difference, inside_of
-from ctxext.evaluate.report.findings import format_interval, format_percent
-from ctxext.evaluate.report.report import HeatMap
-from ctxext.evaluate.report.tables import Table, score_at
+from ctxext.report.findings import format_interval, format_percent
+from ctxext.report.report import HeatMap
+from ctxext.report.tables import Table, score_at
 
 Format = Callable[[Mapping[str, Any] | None], str]
 """Formats a difference in loss, with its confidence interval."""

@@ -9,12 +9,12 @@ from typing import Any
 from ctxext.compare.candidates import STOCK, Candidate
 from ctxext.converters.engine_support import EXACT, PARTLY
 from ctxext.evaluate.plan import ModelPlan
-from ctxext.evaluate.report.findings import pool_cells
-from ctxext.evaluate.report.intervals import adjust_confidence, mean_interval, paired_interval
-from ctxext.evaluate.report.report import Report
-from ctxext.evaluate.report.tables import in_percent
 from ctxext.evaluate.run import Meter
-from ctxext.evaluate.tasks.base import Record, list_text_numbers
+from ctxext.report.findings import pool_cells
+from ctxext.report.intervals import adjust_confidence, mean_interval, paired_interval
+from ctxext.report.report import Report
+from ctxext.report.tables import in_percent
+from ctxext.tasks.base import Record, list_text_numbers
 
 _SAME_COST = 3
 """Decimals of equal costs, which are losses in nats per token."""
@@ -335,7 +335,7 @@ def _beyond_stock(plans: Sequence[ModelPlan]) -> list[str]:
 
 def _not_reached(plans: Sequence[ModelPlan], figures: Mapping[str, ModelResults]) -> list[str]:
     """Return sentences on the planned work that was not measured for every model."""
-    from ctxext.evaluate.tasks.retrieval import num_questions
+    from ctxext.tasks.retrieval import num_questions
 
     counts: dict[str, dict[int, int]] = {}
     unread: dict[str, int] = {}

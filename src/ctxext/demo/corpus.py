@@ -15,11 +15,11 @@ from typing import Any
 from ctxext.data import prose
 from ctxext.data.encoding import Encoder, no_tokens
 from ctxext.data.prompt import Pieces
-from ctxext.evaluate.tasks import documents, kv
-from ctxext.evaluate.tasks.base import RetrievalTask
-from ctxext.evaluate.tasks.documents import Documents, random_document
-from ctxext.evaluate.tasks.kv import KeyValue
-from ctxext.evaluate.tasks.needle import OPENING, PHRASINGS, Needle, PassKey
+from ctxext.tasks import documents, kv
+from ctxext.tasks.base import RetrievalTask
+from ctxext.tasks.documents import Documents, random_document
+from ctxext.tasks.kv import KeyValue
+from ctxext.tasks.needle import OPENING, PHRASINGS, Needle, PassKey
 
 Encode = Callable[[str], list[int]]
 

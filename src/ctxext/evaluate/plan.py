@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING
 from ctxext.checkpoint.opening import is_source_of, open_checkpoint
 from ctxext.data.texts import kinds_of_text
 from ctxext.errors import CtxextError
-from ctxext.evaluate.checkpoint_info import CheckpointInfo, GgufInfo, info_of, open_gguf_infos, open_infos
-from ctxext.evaluate.loading import SERVER
-from ctxext.evaluate.settings import Settings, lengths_of
-from ctxext.evaluate.tasks.base import DocumentPlan, RetrievalTask
-from ctxext.evaluate.tasks.longppl import LongPerplexity
-from ctxext.evaluate.tasks.perplexity import Short
-from ctxext.evaluate.tasks.registry import DEFAULTS, TASKS
 from ctxext.files import processes
 from ctxext.gguf import is_gguf
+from ctxext.models.checkpoint_info import CheckpointInfo, GgufInfo, info_of, open_gguf_infos, open_infos
+from ctxext.models.loading import SERVER
 from ctxext.recipes.encodings.base import provenance
+from ctxext.tasks.base import DocumentPlan, RetrievalTask
+from ctxext.tasks.longppl import LongPerplexity
+from ctxext.tasks.perplexity import Short
+from ctxext.tasks.registry import DEFAULTS, TASKS
+from ctxext.tasks.settings import Settings, lengths_of
 
 if TYPE_CHECKING:
     from ctxext.data.encoding import Encoder
-    from ctxext.evaluate.model import LoadedModel, Loading
-    from ctxext.evaluate.tasks.base import Work
+    from ctxext.models.model import LoadedModel, Loading
+    from ctxext.tasks.base import Work
 
 WORDS = {"causal": "causal language model", "masked": "masked language model", "encoder": "model without a head"}
 """Name of each kind of model in errors."""
@@ -62,7 +62,7 @@ class ModelPlan:
             loaded: The model.
             samples: The samples of each cell, and the documents; by default all.
         """
-        from ctxext.evaluate.tasks.retrieval import RetrievalWork, num_questions
+        from ctxext.tasks.retrieval import RetrievalWork, num_questions
 
         settings, chosen = self.settings, samples or range(self.settings.samples)
         for task in self.tasks:
@@ -86,9 +86,9 @@ def plan_questions(models: Sequence[str], settings: Settings, loading: "Loading"
 def plans_of(infos: Sequence[CheckpointInfo], settings: Settings, loading: "Loading") -> list[ModelPlan]:
     """Plan the work for open checkpoints, as `plan_questions` does."""
     from ctxext.data.encoding import Encoder
-    from ctxext.evaluate.model import load_tokenizer
-    from ctxext.evaluate.serving import check_served
-    from ctxext.evaluate.tasks.retrieval import check_fits
+    from ctxext.models.model import load_tokenizer
+    from ctxext.models.serving import check_served
+    from ctxext.tasks.retrieval import check_fits
 
     infos, sources = _with_sources(infos, opens=Short.name in settings.tasks)
     for info in infos:

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from ctxext.errors import CtxextError
-from ctxext.evaluate.report.report import explain_malformed
-from ctxext.evaluate.tasks.base import Key, Record, keys_of
 from ctxext.files.content import open_regular
 from ctxext.files.resuming import check_same_settings
 from ctxext.files.schemas import MODEL_RECORD, RECORD, check_schema
 from ctxext.files.strict import parse_json
+from ctxext.report.report import explain_malformed
+from ctxext.tasks.base import Key, Record, keys_of
 
 _NAME = "cells.jsonl"
 _PATTERN = "cells*.jsonl"

@@ -13,22 +13,22 @@ from ctxext.checkpoint.durations import cost_of, format_duration
 from ctxext.checkpoint.loading import choose_device, fast_cpu_dtype
 from ctxext.errors import CtxextError
 from ctxext.evaluate.plan import ModelPlan, default_tasks, plan_questions
-from ctxext.evaluate.report.findings import findings
-from ctxext.evaluate.report.page import write_report
-from ctxext.evaluate.report.report import Report, explain_malformed, make_report, versions
 from ctxext.evaluate.results_log import ResultsLog
-from ctxext.evaluate.settings import Settings
-from ctxext.evaluate.tasks.harness import check_harness
 from ctxext.files import processes
 from ctxext.files.content import Progress
 from ctxext.files.output_directory import only_run_in
 from ctxext.files.processes import forget_peak, peak_memory
 from ctxext.notebook import table
 from ctxext.options import accepts_options
+from ctxext.report.findings import findings
+from ctxext.report.page import write_report
+from ctxext.report.report import Report, explain_malformed, make_report, versions
+from ctxext.tasks.harness import check_harness
+from ctxext.tasks.settings import Settings
 
 if TYPE_CHECKING:
-    from ctxext.evaluate.model import LoadedModel, Loading
-    from ctxext.evaluate.tasks.base import Key, Record, Work
+    from ctxext.models.model import LoadedModel, Loading
+    from ctxext.tasks.base import Key, Record, Work
 
 _LONG = 600
 _UNSEEN = 1.5
@@ -70,7 +70,7 @@ def evaluate(
     Raises:
         CtxextError: A model, a file or a setting is invalid; raised before anything runs if possible.
     """
-    from ctxext.evaluate.model import Loading, load_model
+    from ctxext.models.model import Loading, load_model
 
     sources = [str(model) for model in ([models] if isinstance(models, str | Path) else models)]
     if not sources:
@@ -79,7 +79,7 @@ def evaluate(
     if not settings.tasks:
         settings = dataclasses.replace(settings, tasks=default_tasks(sources, loading))
     if loading.engine != "transformers":
-        from ctxext.evaluate.serving import check_tasks
+        from ctxext.models.serving import check_tasks
 
         check_tasks(settings.tasks, settings.harness, loading, processes.num_processes())
         settings = dataclasses.replace(settings, generate=True)
@@ -90,7 +90,7 @@ def evaluate(
     def load(entry: ModelPlan) -> "LoadedModel":
         if loading.engine == "transformers":
             return load_model(entry.info, loading)
-        from ctxext.evaluate.serving import load_served
+        from ctxext.models.serving import load_served
 
         return load_served(entry.info, loading, (*entry.lengths, entry.longest_prompt))
 
@@ -183,7 +183,7 @@ class Run:
                     else:
                         self._meter.skip(name, [key.length for key in work.keys], f"{name} {work.label}")
             if needs_harness:
-                from ctxext.evaluate.tasks.harness import run_harness
+                from ctxext.tasks.harness import run_harness
 
                 metrics = run_harness(loaded, self.settings.harness, entry.lengths, self.settings.samples)
                 self._log.append({"model": name, "harness": metrics})
@@ -253,7 +253,7 @@ def _list_lengths_read(keys: "set[Key]", loaded: "LoadedModel") -> list[int]:
 
 
 def _make_header(plans: Sequence[ModelPlan], settings: Settings, loading: "Loading") -> dict[str, Any]:
-    from ctxext.evaluate.serving import engine_versions
+    from ctxext.models.serving import engine_versions
 
     hidden = ("token", "server", *(("engine", "engine_arguments") if loading.engine == "transformers" else ()))
     options = {key: value for key, value in dataclasses.asdict(loading).items() if key not in hidden}

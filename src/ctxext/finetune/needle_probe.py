@@ -6,10 +6,10 @@ import torch
 
 from ctxext.checkpoint.head import Head
 from ctxext.data.encoding import Encoder
-from ctxext.evaluate.settings import Settings
-from ctxext.evaluate.tasks.needle import Needle
-from ctxext.evaluate.tasks.retrieval import check_fits, make_questions
 from ctxext.files.offline import forbid_network
+from ctxext.tasks.needle import Needle
+from ctxext.tasks.retrieval import check_fits, make_questions
+from ctxext.tasks.settings import Settings
 
 with forbid_network():
     pass

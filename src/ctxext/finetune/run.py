@@ -253,7 +253,7 @@ def _write(base: Base, folder: Path, result: Finetuned, work: Path, data: Mappin
     shutil.copyfile(folder / STEPS, work / STEPS)
     lengths = [options.length_of_step(step) for step in range(options.steps)]
     if is_installed("matplotlib"):
-        from ctxext.evaluate.report.pictures import as_png, draw_training
+        from ctxext.report.pictures import as_png, draw_training
 
         (work / CURVE).write_bytes(as_png(draw_training(result.losses, lengths), dpi=120))
     settings = {**result.to_dict(), "data": {**dataclasses.asdict(result.data), **data}}

@@ -10,15 +10,15 @@ from typing import Any
 
 from ctxext.converters.card import Measured
 from ctxext.errors import CtxextError
-from ctxext.evaluate.report import tables
-from ctxext.evaluate.report.findings import findings, pool_cells
-from ctxext.evaluate.report.report import Report, explain_malformed, heat_map, tasks_of
-from ctxext.evaluate.settings import Settings
-from ctxext.evaluate.tasks.registry import NAMES, RETRIEVAL_TASKS, TASKS, USERS, expand_groups
 from ctxext.files.schemas import read_json_object
 from ctxext.files.strict import in_markdown
 from ctxext.options import flag_of
 from ctxext.redaction import redact
+from ctxext.report import tables
+from ctxext.report.findings import findings, pool_cells
+from ctxext.report.report import Report, explain_malformed, heat_map, tasks_of
+from ctxext.tasks.registry import NAMES, RETRIEVAL_TASKS, TASKS, USERS, expand_groups
+from ctxext.tasks.settings import Settings
 
 _EVAL_OPTIONS = (*USERS, "generate", "allow_beyond", "harness", "original_length")
 """Options of `ctxext eval` that change the questions; the card's command contains them unless they are defaults."""

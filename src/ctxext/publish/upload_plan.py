@@ -10,11 +10,11 @@ from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.converters.card import EXTENDED, CardFacts, Measured, card_metadata, declared_base, render
 from ctxext.converters.plan import cautions_of
 from ctxext.errors import CtxextError
-from ctxext.evaluate.checkpoint_info import info_of
 from ctxext.files.content import MANIFEST, Progress, as_json, sha256_of
 from ctxext.files.output_directory import explain_disk_errors, write_whole
 from ctxext.files.schemas import read_json_object
 from ctxext.finetune.options import TrainingOptions
+from ctxext.models.checkpoint_info import info_of
 from ctxext.options import option, option_name, options_of, with_documented_options
 from ctxext.publish.results import FOLDER, build_results, command_of, entry_of, files_of, read_report
 from ctxext.verify.conversion import Conversion, training_of

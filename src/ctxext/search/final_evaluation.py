@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ctxext.errors import NothingMeasuredError
-from ctxext.evaluate.model import LoadedModel
-from ctxext.evaluate.recipe_applier import RecipeApplier
+from ctxext.models.model import LoadedModel
+from ctxext.models.recipe_applier import RecipeApplier
 from ctxext.search.measurement import EvalSet, Measurement, measure
 from ctxext.search.study import Point, Trial, choose_finalists
 

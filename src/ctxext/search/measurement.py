@@ -19,14 +19,14 @@ from ctxext.data.prompt import Prompt
 from ctxext.data.prose import sentences_of
 from ctxext.data.texts import read_corpus, read_texts
 from ctxext.errors import CtxextError
-from ctxext.evaluate.model import LoadedModel
-from ctxext.evaluate.report.intervals import mean_interval
-from ctxext.evaluate.scoring.answers import answer_losses
-from ctxext.evaluate.scoring.token_losses import token_losses
-from ctxext.evaluate.settings import Settings
-from ctxext.evaluate.tasks.needle import Needle
-from ctxext.evaluate.tasks.retrieval import check_fits, make_questions
+from ctxext.models.answers import answer_losses
+from ctxext.models.model import LoadedModel
+from ctxext.models.token_losses import token_losses
+from ctxext.report.intervals import mean_interval
 from ctxext.search.options import SearchOptions
+from ctxext.tasks.needle import Needle
+from ctxext.tasks.retrieval import check_fits, make_questions
+from ctxext.tasks.settings import Settings
 
 _APART = 1_000_000
 """Offset of the seed for each eval set: none shares a prompt with another or with `ctxext eval`."""

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ctxext.data.records import check_place
 from ctxext.errors import CtxextError
-from ctxext.evaluate.settings import even_depths, find_length_above_target
 from ctxext.files.length import format_length, read_words
 from ctxext.files.offline import forbid_network
 from ctxext.files.output_directory import lock_output
@@ -33,6 +32,7 @@ from ctxext.search.storage import (
     open_database,
     open_journal,
 )
+from ctxext.tasks.settings import even_depths, find_length_above_target
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage

@@ -15,12 +15,12 @@ from ctxext.checkpoint.durations import cost_of, estimate_seconds, format_durati
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.converters.plan import already_extended
 from ctxext.errors import CtxextError, NothingMeasuredError
-from ctxext.evaluate.checkpoint_info import CheckpointInfo, open_infos
 from ctxext.files.content import sha256_of
 from ctxext.files.length import format_length
 from ctxext.files.offline import forbid_network
 from ctxext.files.output_directory import write_whole
 from ctxext.files.packages import is_installed, require
+from ctxext.models.checkpoint_info import CheckpointInfo, open_infos
 from ctxext.notebook import table
 from ctxext.options import accepts_options
 from ctxext.recipes.model_config import model_config
@@ -30,8 +30,8 @@ from ctxext.search.space import build_space
 from ctxext.version import __version__
 
 if TYPE_CHECKING:
-    from ctxext.evaluate.model import LoadedModel, Loading
-    from ctxext.evaluate.report.pictures import TradeOff
+    from ctxext.models.model import LoadedModel, Loading
+    from ctxext.report.pictures import TradeOff
     from ctxext.search.final_evaluation import Check
     from ctxext.search.measurement import EvalSet, Measurement
     from ctxext.search.study import Point, SearchState, Watch
@@ -111,8 +111,8 @@ def search(
     replaces = place.check(resume=resume, overwrite=overwrite, began=began_at) if place else None
 
     # These modules import torch, which takes seconds.
-    from ctxext.evaluate.model import Loading, load_model
-    from ctxext.evaluate.recipe_applier import RecipeApplier
+    from ctxext.models.model import Loading, load_model
+    from ctxext.models.recipe_applier import RecipeApplier
     from ctxext.search.final_evaluation import check, raise_without_points, rank_finalists
     from ctxext.search.measurement import make_eval_sets, measure
     from ctxext.search.study import WRITING, SearchState, TrialSetup, try_recipes
@@ -187,7 +187,7 @@ def _write_result(
         note = f"Found by ctxext search on {name} for {options.target_length} tokens; {summary}."
         recipe = Recipe(checked.winner.trial.recipe.steps, note, f"ctxext search {__version__}")
     if out is not None and is_installed("matplotlib"):
-        from ctxext.evaluate.report.pictures import as_png, draw_pareto_front
+        from ctxext.report.pictures import as_png, draw_pareto_front
         from ctxext.search.study import find_pareto_front
 
         title = f"{name} to {format_length(options.target_length)} tokens: {summary}"
@@ -207,7 +207,7 @@ def _write_result(
 
 def _to_trade_off(point: "Point") -> "TradeOff":
     """Return the values of a recipe that the picture shows."""
-    from ctxext.evaluate.report.pictures import TradeOff
+    from ctxext.report.pictures import TradeOff
 
     steps = point.trial.recipe.steps if point.trial.recipe else ()
     methods = " + ".join(step.name for step in steps)

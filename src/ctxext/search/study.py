@@ -16,11 +16,11 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from ctxext.errors import CtxextError
-from ctxext.evaluate.recipe_applier import RecipeApplier
 from ctxext.files.offline import forbid_network
 from ctxext.files.output_directory import is_running
 from ctxext.files.processes import machine_id
 from ctxext.files.resuming import check_same_settings
+from ctxext.models.recipe_applier import RecipeApplier
 from ctxext.recipes.recipe import Recipe, recipe_from_dict
 from ctxext.search.measurement import EvalSet, Measurement, measure, read_measurement
 from ctxext.search.options import CREATED, SearchOptions, StudyPlace

@@ -1,1 +1,0 @@
-"""Scoring: teacher-forced with shared prefixes, token by token, or by generation."""

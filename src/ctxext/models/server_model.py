@@ -1,0 +1,154 @@
+"""A model on a server, which generates the answers, with prompts of the checkpoint's tokenizer."""
+
+import math
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from ctxext.data.encoding import Encoder, tokenize
+from ctxext.data.prompt import Prompt
+from ctxext.engines.llama_cpp import LlamaCpp
+from ctxext.engines.vllm import Vllm
+from ctxext.errors import CtxextError
+from ctxext.models.checkpoint_info import CheckpointInfo
+from ctxext.models.model import LoadedModel, Loading, load_tokenizer
+from ctxext.server.answers import Completion
+from ctxext.server.client import Server
+
+_CALLS_AT_ONCE = 4
+"""Requests per thread between two saved results."""
+
+
+@dataclass(frozen=True)
+class ServerModel(LoadedModel):
+    """A model on a server, which only generates answers.
+
+    Attributes:
+        num_concurrent: Number of concurrent requests.
+        engine: The engine that was started for it; None for a server that was running.
+        remark: A caution about this checkpoint in this engine; empty for none.
+    """
+
+    model: Server
+    num_concurrent: int = 1
+    engine: Vllm | LlamaCpp | None = None
+    remark: str = ""
+
+    def facts(self) -> dict[str, str]:
+        """Return the settings of the loaded model for the report; of a running server, dtype and device are unknown."""
+        if self.engine is None:
+            remark = "" if self.model.is_greedy else "it refuses temperature 0, so its answers are sampled"
+            facts = {
+                "engine": self.model.label,
+                "served_model": self.model.model,
+                **self.encoder.facts(),
+                "prompts": "token ids" if self.model.takes_ids else "text",
+            }
+        else:
+            remark = self.remark
+            facts = {
+                "dtype": self.engine.dtype,
+                "device": self.engine.device,
+                "attention": self.engine.attention,
+                **self.encoder.facts(),
+                "engine": f"{self.engine.name} {self.engine.version}",
+            }
+        return {**facts, "mind": remark} if remark else facts
+
+    def questions_at_once(self, length: int, num_depths: int) -> int:
+        """Return the number of questions per call, limited so that a killed run loses little."""
+        return max(1, _CALLS_AT_ONCE * self.num_concurrent // num_depths)
+
+    def may_share(self, common: int, length: int) -> bool:
+        """Return False: the server manages its prompt cache."""
+        return False
+
+    def write(
+        self, questions: Sequence[Sequence[Prompt]], depths: Sequence[int]
+    ) -> Iterator[tuple[int, list[list[int]]]]:
+        """Generate all answers, with several requests at once, and prompts of a common prefix next to each other."""
+        prompts = [question[depth] for question in questions for depth in depths]
+        with ThreadPoolExecutor(self.num_concurrent) as threads:
+            try:
+                written = list(threads.map(self._answer, prompts))
+            except BaseException:
+                self.close()  # Otherwise the threads would wait for their answers.
+                raise
+        for place, depth in enumerate(depths):
+            yield depth, written[place :: len(depths)]
+
+    def close(self) -> None:
+        """Stop the engine that was started."""
+        if self.engine is not None:
+            self.engine.close()
+
+    def _answer(self, prompt: Prompt) -> list[int]:
+        """Return the generated answer as tokens: those of the correct answer if the texts are equal."""
+        tokenizer, size = self.encoder.tokenizer, prompt.num_answer
+        ids, expected = prompt.ids[:-size], prompt.ids[-size:]
+        start = self.encoder.get_start_tokens()
+        bare = ids[len(start) :] if ids[: len(start)] == start else ids  # The server adds the begin tokens to text.
+        text = tokenizer.decode(bare)
+        answer = self.model.complete(ids, text, max_tokens=size, logprobs=self.engine is not None)
+        if answer.is_empty:
+            raise CtxextError(
+                f"The server generated no token after a prompt of {len(ids):,} tokens.",
+                hint="Raise its context length, and look into its log.",
+            )
+        sent = len(ids) if self.model.takes_ids else len(tokenize(tokenizer, text))
+        read = self.model.measure_read(answer, ids, text, sent)
+        if self.model.cuts(read, sent):
+            raise CtxextError(
+                f"The server read only {read:,} of {sent:,} tokens of a prompt.", hint="Raise its context length."
+            )
+        if self.engine is not None:
+            _check_finite(answer, self.engine.name)
+            if not self.engine.has_text:
+                return [token.key for token in answer.tokens if isinstance(token.key, int)]
+        # Some servers remove the space before the answer.
+        if answer.text.strip() == tokenizer.decode(expected).strip():
+            return expected
+        return self.encoder.encode_piece(answer.text)[:size]
+
+
+def _check_finite(answer: Completion, name: str) -> None:
+    """Raise if a generated token has no finite log-probability."""
+    if not all(math.isfinite(token.alternatives.get(token.key, math.nan)) for token in answer.tokens):
+        raise CtxextError(f"{name} returned log-probabilities that are not finite.", hint="Try --dtype fp32.")
+
+
+def connect_model(info: CheckpointInfo, loading: Loading, lengths: Sequence[int]) -> ServerModel:
+    """Connect to a server, with the tokenizer of the checkpoint that it serves.
+
+    Args:
+        info: The checkpoint.
+        loading: The server, and options for the tokenizer.
+        lengths: Prompt lengths in tokens, answers included.
+
+    Raises:
+        CtxextError: The server cannot be reached, has chat completions only, or supports fewer tokens.
+    """
+    assert loading.server is not None
+    server = loading.server.connection
+    if server.length is not None and max(lengths) > server.length:
+        raise CtxextError(
+            f"The server supports {server.length:,} tokens, but a prompt length is {max(lengths):,}.",
+            hint="Raise its context length, or use shorter --lengths.",
+        )
+    encoder = Encoder(load_tokenizer(info, loading), chat_template=loading.chat_template)
+    choose_form(server, encoder)
+    return ServerModel(info.name, server, encoder, False, num_concurrent=loading.server.num_concurrent)
+
+
+def choose_form(server: Server, encoder: Encoder, *, logprobs: bool = False) -> None:
+    """Choose the form of requests by a first one, before several threads send requests.
+
+    Raises:
+        CtxextError: The server has chat completions only.
+    """
+    server.complete(encoder.encode_document("One"), "One", max_tokens=1, logprobs=logprobs)
+    if server.is_chat:
+        raise CtxextError(
+            f"{server.label} has chat completions only, but the tasks continue a text.",
+            hint="Use a server with a /completions endpoint.",
+        )

@@ -1,0 +1,256 @@
+"""The files of a report: report.html, with tables, heat maps and curves, report.json, and pictures."""
+
+import base64
+import dataclasses
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from ctxext.files.length import format_length
+from ctxext.files.output_directory import write_whole
+from ctxext.files.packages import install_command, is_installed
+from ctxext.files.templates import load_template
+from ctxext.report import tables
+from ctxext.report.colours import hexadecimal, ink, series_style, shade
+from ctxext.report.findings import findings, format_percent
+from ctxext.report.report import HeatMap, Report, heat_map, tasks_of
+from ctxext.tasks.longppl import LongPerplexity
+from ctxext.tasks.perplexity import Short
+from ctxext.tasks.registry import RETRIEVAL_TASKS, TASKS
+
+_LONG_NAME = 24
+_COMMON = 0.8
+"""Minimum share of the names with the same part, which is then omitted."""
+_SEPARATORS = re.compile(r"[-_]+")
+_MAX_NAMED, _MAX_TITLE = 3, 60
+
+
+def write_report(report: Report, folder: Path) -> list[Path]:
+    """Write report.json, report.html and the pictures, in this order, each file atomically.
+
+    Without matplotlib there are no picture files, but report.html has heat maps.
+    """
+    files = {"report.json": (json.dumps(report, indent=2, ensure_ascii=False) + "\n").encode()}
+    files["report.html"] = render_page(report).encode()
+    if is_installed("matplotlib"):
+        from ctxext.report.pictures import as_png, draw_heat_maps, draw_losses
+
+        for task in tasks_of(report):
+            if len(report["models"]) > 1:
+                files[f"{task}.png"] = as_png(draw_heat_maps(heat_map(report["models"], task)))
+            for model in report["models"]:
+                of_model = heat_map([model], task)
+                if of_model.models:
+                    name = re.sub(r"[^\w.-]+", "-", model["name"]).strip("-.") or "model"
+                    files[f"{task}-{name}.png"] = as_png(draw_heat_maps(of_model))
+        if figure := draw_losses(report):
+            files["perplexity.png"] = as_png(figure)
+    for name, content in files.items():
+        write_whole(folder / name, content)
+    return [folder / name for name in files]
+
+
+def render_page(report: Report) -> str:
+    """Render the page from `page.html`."""
+    report = _with_short_names(report)
+    models, settings, versions = report["models"], report["settings"], report["versions"]
+    listed = ", ".join(model["name"] for model in models)
+    of = f"{len(models)} models" if len(models) > _MAX_NAMED or len(listed) > _MAX_TITLE else listed
+    engines = {"vllm": "vLLM", "xllamacpp": "llama.cpp by xllamacpp", "server": "served by"}
+    ran = "".join(f", {name} {versions[package]}" for package, name in engines.items() if versions.get(package))
+    filters = {"safe": _Markup, "percent": format_percent, "shade": shade, "hexadecimal": hexadecimal, "ink": ink}
+    return load_template("ctxext.report", "page.html", _to_html, **filters).render(
+        title=f"Long context: {of}",
+        subtitle=f"{settings['samples']} samples per cell, seed {settings['seed']}, transformers"
+        f" {versions['transformers']}, torch {versions['torch']}{ran}",
+        summary=_make_summary(report),
+        findings=findings(report),
+        tasks=[_make_task(report, task) for task in tasks_of(report)],
+        perplexity=_make_perplexity(report),
+        picture=_draw_losses(report),
+        tables=[
+            _make_longppl(report),
+            _make_original_length(report),
+            dataclasses.replace(tables.tabulate_harness(models), title="lm-evaluation-harness"),
+        ],
+        models=tables.tabulate_models(report),
+        settings=tables.tabulate_settings(report),
+        version=versions["ctxext"],
+    )
+
+
+class _Markup(str):
+    """Text that is already HTML."""
+
+
+def _to_html(value: Any) -> str:
+    """Return a value as HTML."""
+    if isinstance(value, _Markup):
+        return value
+    if not isinstance(value, tables.Cell):
+        return escape(str(value))
+    text, note = escape(value.text), escape(value.note)
+    if value.style == "name":
+        return f'{text}<br><span class="soft whole">{note}</span>' if note else text
+    tag = {"best": "b", "code": "code"}.get(value.style)
+    return (f"<{tag}>{text}</{tag}>" if tag else text) + (f' <span class="soft">({note})</span>' if note else "")
+
+
+def _with_short_names(report: Report) -> Report:
+    """Return a report with short model names, and the full name of each under "whole"."""
+    names = shorten_names([model["name"] for model in report["models"]])
+    models = []
+    for model in report["models"]:
+        short = model["short"]
+        if against := (short or {}).get("against"):
+            short = {**short, "against": {**against, "model": names.get(against["model"], against["model"])}}
+        models.append({**model, "name": names[model["name"]], "whole": model["name"], "short": short})
+    return {**report, "models": models}
+
+
+def shorten_names(names: Sequence[str]) -> dict[str, str]:
+    """Shorten names to the parts that differ, without the owner, unless all names are short.
+
+    A name that has only common parts loses only its owner. If two names become equal, all keep their common parts,
+    and also the owner if necessary.
+    """
+    if len(names) < 2 or max(map(len, names)) <= _LONG_NAME:
+        return {name: name for name in names}
+    bare = {name: name.rpartition("/")[2] for name in names}
+    counts = Counter(part for name in bare.values() for part in set(_SEPARATORS.split(name)))
+    shortened = {}
+    for name, without_owner in bare.items():
+        parts = [part for part in _SEPARATORS.split(without_owner) if counts[part] < _COMMON * len(names)]
+        shortened[name] = "-".join(parts) or without_owner
+    for candidate in (shortened, bare):
+        if len(set(candidate.values())) == len(names):
+            return candidate
+    return {name: name for name in names}
+
+
+def _make_summary(report: Report) -> dict[str, Any]:
+    """Return the table of models by prompt length, with the words of its legend; empty without retrieval tasks."""
+    if not (tasks := tasks_of(report)):
+        return {}
+    return {
+        "table": tables.tabulate_summary(report),
+        "over": f"the mean of {', '.join(tasks)}" if len(tasks) > 1 else tasks[0],
+        "shortest": format_length(min(cell["length"] for model in report["models"] for cell in model["cells"])),
+        "leaderboard": tables.leaderboard_heading(report["models"]),
+    }
+
+
+def _make_task(report: Report, task: str) -> dict[str, Any]:
+    """Return the section of one task."""
+    scores, settings = heat_map(report["models"], task), report["settings"]
+    kind = RETRIEVAL_TASKS.get(task)
+    is_written = report["settings"]["generate"] or (kind is not None and kind.is_written)
+    description = kind.description if kind else ""
+    options = kind.options if kind else ()
+    if settings.get("filler") == "same" and "filler" in options:
+        description += " The text consists only of such sentences."
+    if settings.get("reason") and "reason" in options:
+        description += " The model may reason before its answer."
+    if settings.get("repeat_question") and "repeat_question" in options:
+        description += " The question is also before the text."
+    effective_lengths = []
+    for model in scores.models:
+        effective = (model.get("effective") or {}).get("tasks", {}).get(task)
+        if effective:
+            effective_lengths.append(f"{model['name']} {tables.effective_text(effective, scores.lengths[-1])}")
+    return {
+        "name": task,
+        "description": description,
+        "answered": "Each answer was generated" if is_written else kind.scored if kind else "Exact match",
+        "depths": ["anywhere" if depth is None else round(100 * depth) for depth in scores.depths],
+        "maps": [(length, _make_map(scores, length)) for length in scores.lengths],
+        "effective": "; ".join(effective_lengths),
+        "counts": tables.tabulate_counts(scores),
+    }
+
+
+def _make_map(scores: HeatMap, length: int) -> list[tuple[Any, ...]]:
+    """Return for each model its name, its cells at a length by depth, and its share with the interval."""
+    rows = []
+    for model in scores.models:
+        cells, share, interval = tables.score_at(scores, model, length)
+        if share:
+            beyond = "*" if model["trained_length"] and length > model["trained_length"] else ""
+            rows.append((f"{model['name']}{beyond}", cells, share, interval))
+    return rows
+
+
+def _make_perplexity(report: Report) -> tables.Table:
+    table = tables.tabulate_perplexity(report)
+    if not table.rows:
+        return table
+    task, lines = TASKS[table.title], map(_draw_line, range(len(report["models"])))
+    head = ["", "model", *(heading.replace(" tokens", "") for heading in table.head[2:])]
+    rows = [["" if text else next(lines), f"{name}{text and f', {text}'}", *cells] for name, text, *cells in table.rows]
+    return tables.Table(task.name.capitalize(), head, rows, f"{task.description}\nText: {_get_data_name(report)}.")
+
+
+def _make_longppl(report: Report) -> tables.Table:
+    note = f"{LongPerplexity.description}\n{tables.describe_evaluator(report)}Text: {_get_data_name(report)}."
+    head = ["model", "tokens", "loss, nats per token", "key tokens", "of", "documents"]
+    return dataclasses.replace(tables.tabulate_key_tokens(report), title="LongPPL", head=head, note=note)
+
+
+def _draw_line(number: int) -> _Markup:
+    """Draw a line in the colour and dashes of a model's curve."""
+    colour, dashes = series_style(number)
+    pattern = ",".join(f"{2 * part:g}" for part in dashes)
+    dash = f' stroke-dasharray="{pattern}"' if pattern else ""
+    return _Markup(
+        '<svg width="44" height="8" aria-hidden="true">'
+        f'<line x1="0" y1="4" x2="44" y2="4" stroke="{colour}" stroke-width="3"{dash}/></svg>'
+    )
+
+
+def _get_data_name(report: Report) -> str:
+    data = report["settings"]["data"]
+    return data["name"] if isinstance(data, dict) else data or "generated prose of the package"
+
+
+def _make_original_length(report: Report) -> tables.Table:
+    columns = ("model", "tokens", "perplexity", "loss against source, nats per token", "source")
+    note = f"{Short.description} Text: {_get_data_name(report)}."
+    return tables.tabulate_original_length(report).select(columns, "At the original context length", note)
+
+
+def _draw_losses(report: Report) -> dict[str, Any]:
+    """Draw losses by position in both themes; the browser selects one."""
+    curves = [model["perplexity"] for model in report["models"] if model["perplexity"]]
+    picture = dict.fromkeys(("light", "dark", "width", "description", "install"), "")
+    picture["stride"] = report["settings"]["stride"] if curves and "sliding" in curves[0] else ""
+    if not is_installed("matplotlib"):
+        return {**picture, "install": install_command("matplotlib")}
+    from ctxext.report.pictures import as_png, draw_losses
+
+    for theme in ("light", "dark"):
+        figure = draw_losses(report, theme=theme, has_legend=False)
+        if figure is None:
+            return picture
+        picture["width"] = round(figure.get_size_inches()[0] * 96)
+        picture[theme] = "data:image/png;base64," + base64.b64encode(as_png(figure)).decode()
+    return {**picture, "description": _describe_losses(report)}
+
+
+def _describe_losses(report: Report) -> str:
+    """Describe each model's loss at the start, at the original context length, and at the end."""
+    texts = []
+    for model in report["models"]:
+        if model["perplexity"]:
+            curve, trained = model["perplexity"]["curve"], model["trained_length"]
+            places = {"at the start": curve[0], "at the end": curve[-1]}
+            inside = [point for point in curve if trained and point["end"] <= trained < curve[-1]["end"]]
+            if inside[1:]:
+                places = {"at the start": curve[0], f"at {format_length(trained)}": inside[-1], "at the end": curve[-1]}
+            shown = ", ".join(f"{point['loss']:.2f} {place}" for place, point in places.items())
+            texts.append(f"{model['name']}: {shown}")
+    longest = max(model["perplexity"]["length"] for model in report["models"] if model["perplexity"])
+    return f"Loss in nats per token by position, up to {format_length(longest)} tokens. {'; '.join(texts)}."

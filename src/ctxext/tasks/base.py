@@ -1,0 +1,242 @@
+"""The base classes of tasks, and the units for scheduling and recording their work."""
+
+import dataclasses
+import itertools
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+
+from ctxext.data.encoding import Encoder
+from ctxext.data.prompt import Pieces, Prompt, encode_parts, lay_out
+
+if TYPE_CHECKING:
+    from ctxext.models.model import LoadedModel
+
+_Document = TypeVar("_Document")
+
+Record = dict[str, Any]
+"""One line of results: `task`, `length`, `depth`, the `samples` it covers and the result of each."""
+
+Scores = Iterator[tuple[int, Sequence[float]]]
+"""Index of a depth, and the score of each question: whether the answer is correct, or the share of correct parts."""
+
+
+class Key(NamedTuple):
+    """Identifier of a sample: task, length, depth and index."""
+
+    task: str
+    length: int
+    depth: float | None
+    sample: int
+
+
+def keys_of(record: Record) -> list[Key]:
+    """Return the samples that a record covers."""
+    return [Key(record["task"], record["length"], record["depth"], sample) for sample in record["samples"]]
+
+
+def list_text_numbers(record: Record) -> list[int]:
+    """Return the text number of each sample of a record; by default each sample has a separate text."""
+    return list(record.get("texts") or record["samples"])
+
+
+@dataclass(frozen=True)
+class Work(ABC):
+    """Some samples of a task at one length that run together.
+
+    The result for a key must not depend on which other keys are measured.
+    """
+
+    task: "Task"
+    length: int
+
+    @property
+    def label(self) -> str:
+        """The text of the progress line."""
+        return f"{self.task.name} {self.length}"
+
+    @property
+    @abstractmethod
+    def keys(self) -> list[Key]:
+        """All samples."""
+
+    @abstractmethod
+    def run(self, loaded: "LoadedModel", keys: set[Key]) -> Iterator[Record]:
+        """Measure some of the samples, and yield one record per cell."""
+
+
+@dataclass(frozen=True)
+class DocumentPlan:
+    """The documents that a model reads, and the lengths to read.
+
+    Attributes:
+        kind: The kind of model, one of the values of `checkpoint_info.KINDS`.
+        encoder: The tokenizer.
+        lengths: Context lengths in tokens.
+        longest: The longest length of any model, and the number of tokens of a document.
+        trained_length: The original context length.
+        data: Files or data sets with documents, read in turn if there are several; None is the package's prose.
+        text: The name of the kind of text; empty if there is only one.
+        samples: The number of documents to read.
+        seed: The random seed of the prose.
+        stride: The stride of the sliding window; None for no window.
+        evaluator: The model that picks the key tokens of `longppl`.
+        key_tokens: A file of key tokens to read or write.
+    """
+
+    kind: str
+    encoder: Encoder
+    lengths: tuple[int, ...]
+    longest: int
+    trained_length: int
+    data: tuple[str | None, ...]
+    samples: int
+    seed: int
+    text: str = ""
+    stride: int | None = None
+    evaluator: str | None = None
+    key_tokens: Path | None = None
+
+    def documents(self, length: int, most: int | None = None) -> list[list[int]]:
+        """Return the token ids of documents of at least `length` tokens, each cut to `most`, by default `length`."""
+        from ctxext.data.texts import read_corpus
+
+        options = {"length": length, "most": most or length, "seed": self.seed}
+        return self.in_turn(lambda data, count: read_corpus(data, self.encoder, count=count, **options))
+
+    def in_turn(self, read: Callable[[str | None, int], list[_Document]]) -> list[_Document]:
+        """Return documents of all places in turn; `read` returns those of one place, up to a number."""
+        count = -(-self.samples // len(self.data))
+        each = [read(data, count) for data in self.data]
+        in_turn = [document for turn in itertools.zip_longest(*each) for document in turn if document is not None]
+        return in_turn[: self.samples]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(ABC):
+    """A task; its variants differ in the values of its fields.
+
+    Attributes:
+        name: The name on the command line and in reports.
+        description: The text above the results in a report.
+        shows: The ability that the task measures; a model card names it if results are missing.
+        kinds: The kinds of models that the task supports, of `checkpoint_info.KINDS`.
+        separates_texts: Whether it reads the same number of documents of every kind of text, and reports each kind.
+        options: The task options that it uses: fields of `Settings`, which refuses those that no task uses.
+    """
+
+    name: str
+    description: str
+    shows: str
+    kinds: tuple[str, ...] = ("causal",)
+    separates_texts: bool = False
+    options: tuple[str, ...] = ()
+
+    def documents_to_read(self, plan: DocumentPlan) -> Sequence[Work]:
+        """Return the work on each document; by default a task reads none."""
+        return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetrievalTask(Task):
+    """A question about one place in a long text.
+
+    Attributes:
+        scored: A short description of the scoring.
+        is_written: Whether the model always generates its answers.
+        answer_room: Maximum number of generated tokens; 0 for the number of tokens of the answer.
+        has_depths: Whether the question is about one place. If not, a record's depth is None, and each length has as
+            many questions as other tasks have at all depths.
+        is_exact: Whether prompts have exactly the length in tokens, not only about as many.
+        base_length: The effective length is relative to the best score of each question up to this length, as in
+            NoLiMa; 0 for RULER's rule.
+        same_questions_as: The task with the same questions in another form; empty for separate questions.
+        questions_per_text: Number of consecutive questions about the same text, which is read only once.
+        text: Sentences to hide needles in, if the task uses any; empty for the package's prose.
+    """
+
+    scored: str = "Exact match"
+    is_written: bool = False
+    answer_room: int = 0
+    has_depths: bool = True
+    is_exact: bool = True
+    base_length: int = 0
+    same_questions_as: str = ""
+    questions_per_text: int = 1
+    text: tuple[str, ...] = ()
+    options: tuple[str, ...] = ("repeat_question",)
+
+    def with_options(self, options: Mapping[str, Any]) -> Self:
+        """Return the task with those of the user's options that are its fields."""
+        names = {field.name for field in dataclasses.fields(self)}
+        return dataclasses.replace(self, **{name: value for name, value in options.items() if name in names})
+
+    @abstractmethod
+    def pieces(self, rng: random.Random) -> Pieces:
+        """Draw the text of one question, the same for the same state of `rng`."""
+
+    def draw(self, rng: random.Random, sample: int) -> Pieces:
+        """Return the text of a sample: by default a random one."""
+        return self.pieces(rng)
+
+    def number_text(self, sample: int) -> int:
+        """Return the number of a sample's text; results of the same text are counted together in intervals."""
+        return sample // self.questions_per_text
+
+    def score(
+        self, loaded: "LoadedModel", questions: Sequence[Sequence[Prompt]], depths: Sequence[int], *, generate: bool
+    ) -> Scores:
+        """Score questions at some depths: by exact match, or by `grade` if answers are always generated.
+
+        Args:
+            loaded: The model.
+            questions: The prompts of each question, one per depth; all of the same length.
+            depths: Indices of the depths to score.
+            generate: Generate the answers instead of running one teacher-forced forward.
+        """
+        from ctxext.models.answers import generate_exact, generate_graded, score_depths
+
+        if self.is_written:
+            return generate_graded(loaded, questions, depths, self.grade)
+        return (generate_exact if generate else score_depths)(loaded, questions, depths)
+
+    def grade(self, text: str, prompt: Prompt) -> float:
+        """Return the score of a generated answer, from 0 to 1: by default RULER's `string_match_all`."""
+        return match_substrings(text, prompt.required)
+
+    def size(self, pieces: Pieces, encoder: Encoder) -> int:
+        """Count the tokens of a question without its haystack."""
+        return encode_parts(pieces, encoder, answer_room=self.answer_room).size
+
+    def prompts(
+        self, pieces: Pieces, encoder: Encoder, length: int, depths: Sequence[float], rng: random.Random
+    ) -> list[Prompt]:
+        """Build one question as prompts of exactly `length` tokens, one for each depth."""
+        parts = encode_parts(pieces, encoder, answer_room=self.answer_room)
+        return lay_out(pieces, parts, encoder, length, depths, rng)
+
+    def select_question(self, prompts: list[Prompt], number: int) -> list[Prompt]:
+        """Return the prompts of one of the questions about a text; by default there is only one."""
+        return prompts
+
+    def fit_to_length(self, encoder: Encoder, length: int) -> Self:
+        """Return the task adapted to a prompt length."""
+        return self
+
+    @property
+    def advice(self) -> str:
+        """The hint for questions that do not fit into a length; empty by default."""
+        return ""
+
+
+def match_substrings(text: str, parts: Sequence[str]) -> float:
+    """Return the share of the parts that a text contains, ignoring case."""
+    return sum(part.lower() in text.lower() for part in parts) / len(parts)
+
+
+def leaves_room(task: RetrievalTask, encoder: Encoder, length: int) -> bool:
+    """Return whether a task's questions leave at least half of a length for the haystack."""
+    return 2 * task.size(task.pieces(random.Random(0)), encoder) <= length
