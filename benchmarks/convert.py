@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 CTXEXT = (
-    "from ctxext import Recipe, convert\nfrom ctxext.methods import Yarn\n"
+    "from ctxext.api import Recipe, convert\nfrom ctxext.methods import Yarn\n"
     "convert(source, out, Recipe([Yarn(factor=4)]))\n"
 )
 ASKED = "from ctxext.verify import rotary_classes\nrotary_classes.read_measurements = dict\n" + CTXEXT

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ctxext import compare
+from ctxext.api import compare
 from ctxext.methods import MsPoE, Ntk, NtkByParts, PositionInterpolation, Yarn
 from ctxext.models.model import Loading
 

@@ -13,7 +13,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import torch
 from transformers import AttentionInterface, AutoModelForCausalLM, DynamicCache, logging
 
-from ctxext import METHODS, Recipe
+from ctxext.api import METHODS, Recipe
 from ctxext.methods import MsPoE
 from ctxext.portable.method import state_of
 from ctxext.recipes.model_config import model_config

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from ctxext import Recipe, SearchOptions, convert, search
+from ctxext.api import Recipe, SearchOptions, convert, search
 from ctxext.methods import MsPoE, Ntk, Yarn
 from ctxext.models.checkpoint_info import open_infos
 from ctxext.models.model import Loading, load_model

@@ -16,7 +16,7 @@ from pathlib import Path
 from convert import measure
 
 CTXEXT = (
-    "from ctxext import Recipe, convert\n"
+    "from ctxext.api import Recipe, convert\n"
     "from ctxext.recipes.methods.table import Table\n"
     "convert(source, out, Recipe([Table(factor=4, fill='linear')]))\n"
 )

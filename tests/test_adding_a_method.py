@@ -182,7 +182,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 import ctxext
-from ctxext import Recipe, convert
+from ctxext.api import Recipe, convert
 from ctxext.methods import MsPoE
 from ctxext.recipes.recipe import step_from_dict
 

@@ -21,7 +21,7 @@ LAYERS = (
     *("version", "notebook", "redaction", "errors", "options", "files", "data"),
     *("checkpoint", "recipes", "methods", "verify", "converters", "gguf", "server", "engines", "served"),
     *("models", "tasks", "report", "evaluate"),
-    *("compare", "search", "demo", "merge", "finetune", "publish", "cli"),
+    *("compare", "search", "demo", "merge", "finetune", "publish", "api", "cli"),
 )
 MOST_PARAMETERS = 8
 SIGNATURES_OF_OTHERS = {"engines/row_wise.py: forward"}

@@ -12,7 +12,7 @@ import yaml
 from markdown_it import MarkdownIt
 
 import tiny_encodings
-from ctxext import METHODS, Recipe, convert
+from ctxext.api import METHODS, Recipe, convert
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.converters.card import CardFacts, Measured, convert_command, front_matter, render, wrap_command
 from ctxext.converters.convert import card_of

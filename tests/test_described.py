@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 import ctxext.demo
 import multimodal_models
 import tiny_models
-from ctxext import Recipe, convert
+from ctxext.api import Recipe, convert
 from ctxext.checkpoint import loading
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError

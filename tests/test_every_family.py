@@ -26,7 +26,7 @@ import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 import tiny_models
-from ctxext import METHODS, Recipe, convert
+from ctxext.api import METHODS, Recipe, convert
 from ctxext.checkpoint.auto_class import MASKED, auto_class
 from ctxext.checkpoint.families import family_of, serves_sliding
 from ctxext.errors import CtxextError

@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-from ctxext import Recipe
+from ctxext.api import Recipe
 from ctxext.checkpoint.families import FAMILIES, INNER, family_of, read
 from ctxext.checkpoint.geometry import check_sizes
 from ctxext.errors import CtxextError

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ctxext import Recipe, convert
+from ctxext.api import Recipe, convert
 from ctxext.files import isolated
 from ctxext.files.isolated import last_line_of_errors, run_isolated
 from ctxext.methods import MsPoE

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
 import tiny_models
-from ctxext import Recipe
+from ctxext.api import Recipe
 from ctxext.checkpoint.families import FAMILIES, INNER, family_of, full_attention_layers, read
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.convert import check_frequencies, convert

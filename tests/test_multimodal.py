@@ -10,7 +10,7 @@ from transformers import AutoModelForImageTextToText
 
 import multimodal_models
 from by_hand import by_hand
-from ctxext import Recipe, convert
+from ctxext.api import Recipe, convert
 from ctxext.checkpoint.auto_class import MULTIMODAL
 from ctxext.checkpoint.families import _THINKERS, FAMILIES
 from ctxext.checkpoint.opening import open_checkpoint

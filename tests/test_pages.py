@@ -13,7 +13,7 @@ import typer
 
 import ctxext
 import tiny_models
-from ctxext import convert
+from ctxext.api import convert
 from ctxext.cli.app import app
 from ctxext.data.prose import sentence
 from ctxext.methods import Yarn

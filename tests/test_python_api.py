@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 import ctxext
-from ctxext import (
+import ctxext.api
+import ctxext.methods
+from ctxext.api import (
     METHODS,
     Recipe,
     SearchOptions,
@@ -51,16 +53,16 @@ def in_a_new_python(clean_processes):
 
 
 def test_every_name_is_what_its_module_defines():
-    assert {*ctxext.__all__, "__version__"} <= {*dir(ctxext)}
-    for name, module in ctxext._MODULES.items():
-        assert getattr(ctxext, name) is getattr(importlib.import_module(module), name)
+    assert {*ctxext.api.__all__} <= {*dir(ctxext.api)}
+    for name, module in ctxext.api._MODULES.items():
+        assert getattr(ctxext.api, name) is getattr(importlib.import_module(module), name)
 
 
 def test_type_checkers_are_told_the_same_names():
-    nodes = ast.walk(ast.parse(Path(ctxext.__file__).read_text(encoding="utf-8")))
+    nodes = ast.walk(ast.parse(Path(ctxext.api.__file__).read_text(encoding="utf-8")))
     told = {(node.module, one.name) for node in nodes if isinstance(node, ast.ImportFrom) for one in node.names}
-    assert {(module, name) for name, module in ctxext._MODULES.items()} == {
-        pair for pair in told if pair[0].startswith("ctxext.") and pair[1] != "__version__"
+    assert {(module, name) for name, module in ctxext.api._MODULES.items()} == {
+        pair for pair in told if pair[0].startswith("ctxext.")
     }
 
 
@@ -70,17 +72,36 @@ def test_all_methods_are_there():
     assert {*ctxext.methods.__all__} <= {*dir(ctxext.methods)}
 
 
-FIRST = ("from ctxext import {0}", "import ctxext.{0}.run", "from ctxext.{0} import run", "import ctxext.{0}")
+FIRST = ("from ctxext.api import {0}", "import ctxext.{0}.run", "from ctxext.{0} import run", "import ctxext.{0}")
 
 
 @pytest.mark.parametrize(("name", "first"), [*((name, FIRST[1]) for name in CALLED), *((CALLED[0], f) for f in FIRST)])
-def test_a_name_is_a_function_whatever_was_imported_before(name, first, in_a_new_python):
-    module = {"compare": "candidates", "evaluate": "settings", "verify": "conversion"}.get(name, "options")
-    code = [first, "import ctxext, sys, types", "from ctxext import {0} as before", f"import ctxext.{name}.{module}"]
-    code += ["from ctxext import {0} as after", "from ctxext.{0}.run import {0} as function"]
-    code += ["assert before is after is ctxext.{0} is function", "assert isinstance(function, types.FunctionType)"]
-    code += ["assert isinstance(sys.modules['ctxext.{0}'], types.ModuleType)"]
+def test_a_function_and_a_package_of_one_name(name, first, in_a_new_python):
+    code = [first, "import ctxext.api, sys, types", "from ctxext.api import {0} as before"]
+    code += ["import ctxext.{0}.run as run", "from ctxext.api import {0} as after"]
+    code += ["assert before is after is ctxext.api.{0} is run.{0}", "assert isinstance(run.{0}, types.FunctionType)"]
+    code += ["assert ctxext.{0} is sys.modules['ctxext.{0}']"]
     in_a_new_python("\n".join(code).format(name))
+
+
+def test_every_file_is_imported_by_its_name(in_a_new_python):
+    """`import ctxext.search.options as module` failed: `ctxext.search` was a function."""
+    package = Path(ctxext.__file__).parent
+    files = [path.relative_to(package).with_suffix("") for path in sorted(package.rglob("*.py"))]
+    names = [".".join(("ctxext", *file.parts)).removesuffix(".__init__") for file in files if file.name != "__main__"]
+    assert len(names) > 100
+    code = "import sys\nmissing = set()\n"
+    for name in names:
+        code += f"try:\n    import {name} as module\nexcept ModuleNotFoundError as e:\n    missing.add(e.name)\n"
+        code += f"else:\n    assert module is sys.modules[{name!r}], {name!r}\n"
+    # Some files are for inference engines, which are not dependencies.
+    assert {*in_a_new_python(code + "print(*missing)").split()} <= {"vllm"}
+
+
+def test_names_that_moved_to_the_api_say_so():
+    for name in ("convert", "Recipe"):
+        with pytest.raises(AttributeError, match=f"from ctxext.api import {name}"):
+            getattr(ctxext, name)
 
 
 def test_names_are_found_in_a_zip(tmp_path, in_a_new_python):
@@ -88,8 +109,8 @@ def test_names_are_found_in_a_zip(tmp_path, in_a_new_python):
     with zipfile.ZipFile(archive, "w") as file:
         for path in (path for path in package.rglob("*") if path.suffix in (".py", ".txt")):
             file.write(path, path.relative_to(package.parent))
-    code = ["import inspect, sys", f"sys.path.insert(0, {str(archive)!r})", "from ctxext import SearchOptions"]
-    code += ["print(inspect.getfile(SearchOptions), 'search' in dir(sys.modules['ctxext']))"]
+    code = ["import inspect, sys", f"sys.path.insert(0, {str(archive)!r})", "from ctxext.api import SearchOptions"]
+    code += ["print(inspect.getfile(SearchOptions), 'search' in dir(sys.modules['ctxext.api']))"]
     assert in_a_new_python("\n".join(code)) == f"{archive}/ctxext/search/options.py True\n"
 
 
@@ -99,19 +120,18 @@ def test_importing_the_package_loads_none_of_it(in_a_new_python):
 
 
 def test_a_name_that_is_not_there_is_refused():
-    with pytest.raises(AttributeError, match="nothing_of_ours"):
-        ctxext.nothing_of_ours  # noqa: B018
-    with pytest.raises(ImportError):
-        exec("from ctxext import nothing_of_ours")
-    with pytest.raises(ImportError):
-        exec("from ctxext.methods import nothing_of_ours")
+    for module in (ctxext, ctxext.api, ctxext.methods):
+        with pytest.raises(AttributeError, match="nothing_of_ours"):
+            module.nothing_of_ours  # noqa: B018
+        with pytest.raises(ImportError):
+            exec(f"from {module.__name__} import nothing_of_ours")
 
 
 def test_what_tests_put_in_place_comes_back(monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(ctxext, "convert", len)
-        assert ctxext.convert is len
-    assert ctxext.convert is convert
+        patch.setattr(ctxext.api, "convert", len)
+        assert ctxext.api.convert is len
+    assert ctxext.api.convert is convert
 
 
 def test_a_recipe_is_what_stands_for_one(tmp_path):
@@ -129,10 +149,10 @@ def test_lengths_are_words_or_numbers():
     assert Ntk(target_length="2k") == Ntk(target_length=2048)
     with pytest.raises(CtxextError, match="is not a length"):
         Ntk(target_length="far")
-    folder = Path(ctxext.open_checkpoint("demo").folder)
+    folder = Path(ctxext.api.open_checkpoint("demo").folder)
     plan = plan_conversion(folder, None, Yarn(factor=4), original_length="0.25k")
     assert plan.encoding.usable_length == 1024
-    assert ctxext.open_checkpoint(folder, original_length="0.25k").original_length == 256
+    assert ctxext.api.open_checkpoint(folder, original_length="0.25k").original_length == 256
     settings = Settings(lengths="512,2k", original_length="1k")
     assert (settings.lengths, settings.original_length) == ((512, 2048), 1024)
     assert [Settings(lengths=given).lengths for given in (512, ["0.5k"], (512,))] == [(512,)] * 3
@@ -154,7 +174,7 @@ def test_options_are_an_object_or_keywords_or_both():
     assert target("demo", target_length="1k") == target("demo", options=SearchOptions("1k")) == (1024, None, None)
     with pytest.raises(TypeError):
         target("demo", SearchOptions(1024), "x")
-    for function in (ctxext.search, ctxext.finetune, ctxext.push):
+    for function in (ctxext.api.search, ctxext.api.finetune, ctxext.api.push):
         assert inspect.signature(function).parameters["options"].default is None
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ctxext import Recipe, convert, load_recipe, verify
+from ctxext.api import Recipe, convert, load_recipe, verify
 from ctxext.errors import CtxextError
 from ctxext.files.strict import in_markdown, parse_json, parse_yaml, read_text
 from ctxext.methods import Yarn

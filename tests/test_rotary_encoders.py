@@ -8,7 +8,7 @@ from transformers import AutoModel, AutoModelForMaskedLM
 
 import tiny_models
 from by_hand import by_hand
-from ctxext import Recipe, convert
+from ctxext.api import Recipe, convert
 from ctxext.checkpoint.auto_class import MASKED, auto_class
 from ctxext.checkpoint.families import sliding_layers
 from ctxext.checkpoint.opening import open_checkpoint

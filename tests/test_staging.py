@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from ctxext import Recipe, convert
+from ctxext.api import Recipe, convert
 from ctxext.checkpoint.loading import rename, without_hub
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError

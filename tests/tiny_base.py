@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import loaded_models
-from ctxext import Recipe, TrainingData, TrainingOptions, convert, finetune
+from ctxext.api import Recipe, TrainingData, TrainingOptions, convert, finetune
 from ctxext.finetune.documents import Document
 from ctxext.methods import Yarn
 from ctxext.report import pictures

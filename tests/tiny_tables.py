@@ -4,7 +4,7 @@ import dataclasses
 
 from safetensors.torch import load_file
 
-from ctxext import Recipe, TrainingOptions, convert, finetune
+from ctxext.api import Recipe, TrainingOptions, convert, finetune
 from ctxext.finetune.documents import Document
 from ctxext.recipes.methods.table import Table
 from tiny_base import Tokens, documents

@@ -3,7 +3,8 @@
     python tools/affected.py src/ctxext/finetune/chats.py …
 
 `make affected FILES="…"` runs their quick tests. Imports are read, not run: a module is imported by every file that has
-an import statement of it or its dotted name in a string. `from ctxext import name` imports the module that defines it.
+an import statement of it or its dotted name in a string. `from ctxext.api import name` imports the module that
+defines it.
 """
 
 import ast
@@ -44,7 +45,7 @@ def imported_by(path: Path, public: dict[str, str]) -> set[str]:
             base = ".".join((*path.relative_to(ROOT / "src").parts[: -node.level],)) if node.level else ""
             module = ".".join(part for part in (base, node.module) if part)
             names |= {module, *(f"{module}.{alias.name}" for alias in node.names)} - {"ctxext"}
-            if module == "ctxext":
+            if module == "ctxext.api":
                 names |= {public[alias.name] for alias in node.names if alias.name in public}
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             names |= set(re.findall(r"ctxext(?:\.\w+)+", node.value))
@@ -56,12 +57,13 @@ def imported_by(path: Path, public: dict[str, str]) -> set[str]:
 def find_affected_tests(files: list[Path]) -> list[Path]:
     """Return the test files that depend on some files."""
     modules = find_modules()
-    head = (ROOT / "src/ctxext/__init__.py").read_text(encoding="utf-8")
-    public = {name: module for module, name in re.findall(r"^    from (ctxext[\w.]+) import (\w+)", head, re.MULTILINE)}
+    api = ROOT / "src/ctxext/api.py"
+    pairs = re.findall(r"^    from (ctxext[\w.]+) import (\w+)", api.read_text(encoding="utf-8"), re.MULTILINE)
+    public = {name: module for module, name in pairs}
     graph = networkx.DiGraph()
     graph.add_nodes_from(modules.values())
     for path in modules.values():
-        names = imported_by(path, public) if path != ROOT / "src/ctxext/__init__.py" else set()
+        names = imported_by(path, public) if path != api else set()
         if path.name == "registry.py" and path.parent.name == "recipes":
             names |= {name for name in modules if name.startswith("ctxext.recipes.methods.")}
         graph.add_edges_from((modules[name], path) for name in names if name in modules)

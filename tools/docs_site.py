@@ -57,11 +57,11 @@ def move_links(text: str, place: Path, to: Path) -> str:
 
 
 def api_page() -> str:
-    """Return the API page: the public names of `ctxext` and `ctxext.methods`."""
-    text = (ROOT / "src/ctxext/__init__.py").read_text(encoding="utf-8")
+    """Return the API page: the public names of `ctxext.api` and `ctxext.methods`."""
+    text = (ROOT / "src/ctxext/api.py").read_text(encoding="utf-8")
     top = _entries(re.findall(r"^    from (ctxext\.[\w.]+) import (\w+) as \w+$", text, re.MULTILINE))
     methods = _entries(_find_methods())
-    head = "# Python API\n\nWhat `from ctxext import` reaches; [python.md](python.md) shows it in use.\n"
+    head = "# Python API\n\nWhat `from ctxext.api import` reaches; [python.md](python.md) shows it in use.\n"
     return "\n".join([head, *top, "What `from ctxext.methods import` reaches:\n", *methods])
 
 

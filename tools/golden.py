@@ -31,7 +31,7 @@ from safetensors.torch import save_file
 import tiny_base
 import tiny_encodings
 import tiny_models
-from ctxext import METHODS, Recipe, convert, merge
+from ctxext.api import METHODS, Recipe, convert, merge
 from ctxext.cli.app import app
 from ctxext.errors import CtxextError
 from forked_processes import Processes

@@ -92,7 +92,7 @@ def prepare(work: Path, names: list[str]) -> None:
 
 def _converted(work: Path, name: str) -> Iterator[tuple[str, Path, Path]]:
     """Convert a tiny model by each method that its family takes: the method, the checkpoint, and its source."""
-    from ctxext import convert
+    from ctxext.api import convert
     from ctxext.checkpoint.opening import open_checkpoint
     from ctxext.errors import CtxextError
     from ctxext.recipes.encodings.no_positions import NoPositions

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from ctxext import METHODS
+from ctxext.api import METHODS
 from ctxext.cli.app import SUMMARIES, app, main
 from ctxext.cli.interrupts import INTERRUPTED
 from ctxext.cli.methods import example_of, option_name

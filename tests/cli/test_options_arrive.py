@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import typer
 
-from ctxext import Recipe
+from ctxext.api import Recipe
 from ctxext.cli.app import app
 from ctxext.cli.methods import option_owners
 from ctxext.cli.output import resuming_command

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from ctxext import METHODS
+from ctxext.api import METHODS
 from ctxext.version import __version__
 from small_llama import make_llama
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tiny_encodings
-from ctxext import Recipe, convert, verify
+from ctxext.api import Recipe, convert, verify
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.inspection import inspect_checkpoint
 from ctxext.errors import CtxextError

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from ctxext import Recipe, convert, verify
+from ctxext.api import Recipe, convert, verify
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.inspection import inspect_checkpoint
 from ctxext.errors import CtxextError

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.models.llama import modeling_llama as llama
 
-from ctxext import Recipe, convert
+from ctxext.api import Recipe, convert
 from ctxext.converters.calibration import head_scores, order_heads, read_text
 from ctxext.converters.options import Calibration
 from ctxext.errors import CtxextError

@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from ctxext import Recipe, convert
+from ctxext.api import Recipe, convert
 from ctxext.converters import convert as convert_module
 from ctxext.errors import CtxextError
 from ctxext.files.output_directory import beside, recover
@@ -212,7 +212,7 @@ def test_interruption_leaves_nothing(llama, tmp_path, monkeypatch):
 
 def test_kill_leaves_no_half_made_folder_and_the_next_run_clears_up(llama, tmp_path):
     script = (
-        "import sys, time\nfrom ctxext import Recipe, convert\nfrom ctxext.methods import Yarn\n"
+        "import sys, time\nfrom ctxext.api import Recipe, convert\nfrom ctxext.methods import Yarn\n"
         "from ctxext.files import output_directory\n"
         "output_directory.give_name = lambda *_, **__: (print('ready', flush=True), time.sleep(60))\n"
         f"convert({str(llama)!r}, {str(tmp_path / 'out')!r}, Recipe([Yarn(factor=4)]), check=False)\n"
@@ -288,7 +288,7 @@ def test_sharded_checkpoint(tmp_path):
 
 def test_without_the_check_converting_imports_no_torch(llama, tmp_path):
     script = (
-        "import sys\nfrom ctxext import Recipe, convert\nfrom ctxext.methods import Yarn\n"
+        "import sys\nfrom ctxext.api import Recipe, convert\nfrom ctxext.methods import Yarn\n"
         f"convert({str(llama)!r}, {str(tmp_path / 'out')!r}, Recipe([Yarn(factor=4)]), check=False)\n"
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )

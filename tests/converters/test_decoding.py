@@ -9,7 +9,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 import tiny_encodings
 import tiny_models
-from ctxext import Recipe, convert
+from ctxext.api import Recipe, convert
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from ctxext import METHODS, Recipe
+from ctxext.api import METHODS, Recipe
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters import engine_support
 from ctxext.converters.engine_support import (

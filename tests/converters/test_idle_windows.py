@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import tiny_models
-from ctxext import Recipe, convert
+from ctxext.api import Recipe, convert
 from ctxext.checkpoint.families import family_of, idle_window, rotated_layers
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.plan import make_plan

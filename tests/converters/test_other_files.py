@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from ctxext import Recipe, convert, verify
+from ctxext.api import Recipe, convert, verify
 from ctxext.errors import CtxextError
 from ctxext.methods import Llama3, PositionInterpolation, Yarn
 from small_llama import read_json, scheduled

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxext import Recipe, convert
+from ctxext.api import Recipe, convert
 from ctxext.errors import CtxextError
 from ctxext.files import output_directory
 from ctxext.files.output_directory import (

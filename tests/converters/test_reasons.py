@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import tiny_models
-from ctxext import METHODS, Recipe
+from ctxext.api import METHODS, Recipe
 from ctxext.checkpoint.families import FAMILIES, INNER, OTHERS, family_of
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.inspection import inspect_checkpoint

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import transformers
 
-from ctxext import Recipe
+from ctxext.api import Recipe
 from ctxext.checkpoint.families import FAMILIES
 from ctxext.methods import AdjustedBase, DynamicNtk, Llama3, LongRope, Ntk, NtkByParts, PositionInterpolation, Yarn
 from ctxext.recipes.model_config import model_config
@@ -199,7 +199,7 @@ def test_what_differs_from_the_reference_is_left_to_the_class(unimported, monkey
 @of_a_measured_version
 def test_converting_the_demo_imports_neither_torch_nor_transformers(tmp_path):
     script = (
-        "import sys\nfrom ctxext import Recipe, convert\nfrom ctxext.methods import Yarn\n"
+        "import sys\nfrom ctxext.api import Recipe, convert\nfrom ctxext.methods import Yarn\n"
         f"done = convert('demo', {str(tmp_path / 'out')!r}, Recipe([Yarn(factor=4)]))\n"
         "assert done.verification.of == 'frequencies' and done.verification.difference < 1e-9\n"
         "assert not {'torch', 'transformers', 'numpy'} & sys.modules.keys()"

@@ -7,7 +7,7 @@ import transformers
 from transformers.models.llama import modeling_llama
 
 import tiny_models
-from ctxext import Recipe, convert
+from ctxext.api import Recipe, convert
 from ctxext.errors import CtxextError
 from ctxext.methods import LongRope, MsPoE, PositionInterpolation, Yarn
 from ctxext.recipes.methods.mrrope import MrRope

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ctxext import Recipe, convert, verify
+from ctxext.api import Recipe, convert, verify
 from ctxext.checkpoint.families import family_of
 from ctxext.checkpoint.opening import claimed_lengths, open_checkpoint
 from ctxext.checkpoint.other_files import read_lengths, read_pipeline

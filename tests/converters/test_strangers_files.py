@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ctxext import Recipe, convert, open_checkpoint, verify
+from ctxext.api import Recipe, convert, open_checkpoint, verify
 from ctxext.converters.lengths import with_number
 from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError

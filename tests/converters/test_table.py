@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ctxext import Recipe, convert, verify
+from ctxext.api import Recipe, convert, verify
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.converters.inspection import inspect_checkpoint
 from ctxext.errors import CtxextError

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import tiny_models
-from ctxext import Recipe, convert
+from ctxext.api import Recipe, convert
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError

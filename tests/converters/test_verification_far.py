@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import tiny_models
-from ctxext import Recipe, convert
+from ctxext.api import Recipe, convert
 from ctxext.errors import CtxextError
 from ctxext.recipes.methods.relation import Relation
 from ctxext.recipes.registry import METHODS, method_named

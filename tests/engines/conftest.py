@@ -6,7 +6,7 @@ from importlib.metadata import distributions, version
 import pytest
 
 from checkpoints_to_serve import LENGTHS, RECIPES
-from ctxext import Recipe
+from ctxext.api import Recipe
 from ctxext.converters.convert import convert
 
 # In this process, so that a test takes seconds; with the memory of a small machine.

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 import tiny_models
 from checkpoints_to_serve import RECIPES, prompts
-from ctxext import Recipe, Settings, evaluate
+from ctxext.api import Recipe, Settings, evaluate
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.convert import convert
 from ctxext.converters.engine_support import attn_factor, serving_of, source_commands

@@ -15,7 +15,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from checkpoints_to_serve import RECIPES
-from ctxext import Recipe
+from ctxext.api import Recipe
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.convert import convert
 from ctxext.gguf.convert import convert_gguf

@@ -5,7 +5,7 @@ from contextlib import closing
 import pytest
 
 from checkpoints_to_serve import LENGTHS, expected, largest, prompts
-from ctxext import Recipe, Settings, evaluate
+from ctxext.api import Recipe, Settings, evaluate
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.calibration import calibrate_recipe
 from ctxext.converters.convert import convert

@@ -10,7 +10,7 @@ import numpy
 import pytest
 from datasets import Dataset
 
-from ctxext import Settings, evaluate
+from ctxext.api import Settings, evaluate
 from ctxext.data import prose
 from ctxext.data.encoding import Encoder
 from ctxext.errors import CtxextError

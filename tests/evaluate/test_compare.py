@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 import tiny_encodings
 from aligned import aligned
-from ctxext import Recipe, Settings, compare, convert, evaluate
+from ctxext.api import Recipe, Settings, compare, convert, evaluate
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.compare import run as compare_run
 from ctxext.compare.candidates import STOCK, CompareOptions

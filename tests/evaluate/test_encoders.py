@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from ctxext import Recipe, convert
+from ctxext.api import Recipe, convert
 from ctxext.data.encoding import Encoder
 from ctxext.errors import CtxextError
 from ctxext.evaluate.plan import check_kind, default_tasks

@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import stub_vllm
-from ctxext import Recipe, Settings, evaluate
+from ctxext.api import Recipe, Settings, evaluate
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.converters.convert import convert
 from ctxext.engines import vllm as engine

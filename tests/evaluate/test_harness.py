@@ -6,7 +6,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from ctxext import Settings, evaluate
+from ctxext.api import Settings, evaluate
 from ctxext.errors import CtxextError
 from ctxext.models.model import wrap_model
 from ctxext.tasks import harness

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ctxext import Settings, compare, evaluate
+from ctxext.api import Settings, compare, evaluate
 from ctxext.compare.verdict import collect_results
 from ctxext.data.texts import kinds_of_text
 from ctxext.errors import CtxextError

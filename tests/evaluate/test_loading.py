@@ -8,7 +8,7 @@ import shutil
 import pytest
 import torch
 
-from ctxext import convert
+from ctxext.api import convert
 from ctxext.checkpoint import loading
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.app import main

@@ -8,7 +8,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from ctxext import Settings, evaluate
+from ctxext.api import Settings, evaluate
 from ctxext.data.encoding import Encoder
 from ctxext.errors import CtxextError
 from ctxext.models import token_losses as scoring

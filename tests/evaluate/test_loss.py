@@ -7,7 +7,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from ctxext import Settings, evaluate
+from ctxext.api import Settings, evaluate
 from ctxext.cli.eval_tables import report_tables
 from ctxext.errors import CtxextError
 from ctxext.models import answers

@@ -12,7 +12,7 @@ from importlib import import_module
 import pytest
 from safetensors.torch import load_file, save_file
 
-from ctxext import Recipe, Settings, convert, evaluate
+from ctxext.api import Recipe, Settings, convert, evaluate
 from ctxext.errors import CtxextError
 from ctxext.evaluate.results_log import ResultsLog
 from ctxext.methods import Yarn
@@ -38,7 +38,7 @@ def without_times(report):
 SCRIPT = """
 import sys, time
 from pathlib import Path
-from ctxext import Settings, evaluate
+from ctxext.api import Settings, evaluate
 from ctxext.evaluate.results_log import ResultsLog
 real = ResultsLog.append
 def slow(self, record):
@@ -113,7 +113,7 @@ def test_lines_of_another_form_end_a_resumed_run_in_one_line_or_are_left_out(cha
 LAUNCHED = """
 import sys
 from pathlib import Path
-from ctxext import Settings, evaluate
+from ctxext.api import Settings, evaluate
 from ctxext.models.model import Loading
 evaluate([sys.argv[1]], Settings(**eval(sys.argv[3])), loading=Loading(device="cpu"), out=Path(sys.argv[2]))
 """

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from ctxext import METHODS, Recipe, convert
+from ctxext.api import METHODS, Recipe, convert
 from ctxext.methods import MsPoE, Yarn
 from ctxext.models import answers
 from ctxext.models.answers import generate_exact

@@ -50,7 +50,7 @@ import torch
 sys.path.insert(0, {tests!r})
 from ctxext.files.processes import peak_memory
 from ctxext.finetune.options import RunOptions
-from ctxext import TrainingOptions, finetune
+from ctxext.api import TrainingOptions, finetune
 from ctxext.finetune.documents import Document
 from ctxext.finetune.dry_run import plan_training
 from tiny_base import Tokens, documents

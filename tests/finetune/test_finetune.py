@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ctxext import Recipe, TrainingData, TrainingOptions, convert, merge, verify
+from ctxext.api import Recipe, TrainingData, TrainingOptions, convert, merge, verify
 from ctxext.errors import CtxextError
 from ctxext.finetune.base import open_base
 from ctxext.finetune.prepare import check_mergeable

@@ -8,7 +8,7 @@ import torch
 from peft import PeftModel
 
 import tiny_models
-from ctxext import Recipe, convert, verify
+from ctxext.api import Recipe, convert, verify
 from ctxext.errors import CtxextError
 from ctxext.finetune.batches import Reading, Sequences, make_masker
 from ctxext.finetune.data import write_sequences

@@ -51,7 +51,7 @@ def run_two(base, out, options, **environment):
     script = out.parent / "two.py"
     script.write_text(
         f"{ALLOW_FSDP}{AT_THE_END}import sys; sys.path[:0] = [{str(TESTS)!r}]\nfrom pathlib import Path\n"
-        "from ctxext import TrainingOptions\nfrom tiny_base import tune\n"
+        "from ctxext.api import TrainingOptions\nfrom tiny_base import tune\n"
         f"tune(Path({str(base)!r}), Path({str(out)!r}), {options!r})\n"
         "from accelerate.state import AcceleratorState\nprint('ran as', AcceleratorState().distributed_type.value)\n"
     )
@@ -73,7 +73,7 @@ SLOWLY = """
 import os, sys, time
 sys.path[:0] = [{tests!r}]
 from pathlib import Path
-from ctxext import TrainingOptions
+from ctxext.api import TrainingOptions
 from ctxext.finetune import prepare
 read = prepare._read
 def slowly(*args):

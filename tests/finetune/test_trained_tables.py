@@ -6,7 +6,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from ctxext import merge, verify
+from ctxext.api import merge, verify
 from ctxext.errors import CtxextError
 from ctxext.finetune.dry_run import plan_training
 from ctxext.recipes.methods.ntk_alibi import NtkAlibi

@@ -15,7 +15,7 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
-from ctxext import METHODS
+from ctxext.api import METHODS
 from ctxext.checkpoint.families import FAMILIES, Family
 from ctxext.checkpoint.geometry import known_models
 from ctxext.cli.app import FAULT, NO_MEMORY, TOO_DEEP, TRACEBACK

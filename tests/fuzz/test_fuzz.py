@@ -22,7 +22,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxext import METHODS, Recipe, convert
+from ctxext.api import METHODS, Recipe, convert
 from ctxext.cli.app import main
 from ctxext.methods import MsPoE, Yarn
 from ctxext.recipes.param import parameters_of

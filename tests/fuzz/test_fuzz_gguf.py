@@ -8,7 +8,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxext import Recipe
+from ctxext.api import Recipe
 from ctxext.errors import CtxextError
 from ctxext.gguf.convert import check_methods, convert_gguf
 from ctxext.gguf.model import FACTORS, RECIPE_KEY, open_gguf

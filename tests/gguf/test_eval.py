@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 
 import stub_xllamacpp
-from ctxext import Recipe, Settings, evaluate
+from ctxext.api import Recipe, Settings, evaluate
 from ctxext.engines.llama_cpp import LlamaCpp, LlamaTokenizer
 from ctxext.errors import CtxextError
 from ctxext.gguf.convert import convert_gguf

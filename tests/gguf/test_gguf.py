@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from by_hand import ramp
-from ctxext import METHODS, Recipe
+from ctxext.api import METHODS, Recipe
 from ctxext.converters.convert import convert
 from ctxext.errors import CtxextError
 from ctxext.files.tensor_files import copy_range
@@ -837,7 +837,7 @@ def test_a_list_of_empty_texts_takes_little_memory(gguf, memory):
 KILLED = """
 import sys
 from ctxext.gguf.convert import convert_gguf
-from ctxext import Recipe
+from ctxext.api import Recipe
 from ctxext.recipes.methods.mrrope import MrRope
 print("ready", flush=True)
 convert_gguf(sys.argv[1], sys.argv[2], Recipe([MrRope(factor=4)]), overwrite=True)

@@ -9,7 +9,7 @@ import struct
 
 import pytest
 
-from ctxext import Recipe
+from ctxext.api import Recipe
 from ctxext.converters.convert import convert
 from ctxext.errors import CtxextError
 from ctxext.gguf.convert import check_methods, convert_gguf, plan_gguf

@@ -4,7 +4,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
-from ctxext import merge
+from ctxext.api import merge
 from ctxext.errors import CtxextError
 from tiny_base import load, logits, make_base
 

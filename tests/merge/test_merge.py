@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import multimodal_models
-from ctxext import convert, merge
+from ctxext.api import convert, merge
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files.tensor_files import read_safetensors_header

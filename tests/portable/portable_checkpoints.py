@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import tiny_models
-from ctxext import Recipe
+from ctxext.api import Recipe
 from ctxext.checkpoint.families import FAMILIES, family_of, rotated_layers
 from ctxext.methods import MsPoE
 from ctxext.recipes.model_config import model_config

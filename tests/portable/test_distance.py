@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import tiny_models
-from ctxext import Recipe, convert, verify
+from ctxext.api import Recipe, convert, verify
 from ctxext.errors import CtxextError
 from ctxext.methods import Yarn
 from ctxext.recipes.registry import method_named

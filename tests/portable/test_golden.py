@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import ctxext
+import ctxext.api
 from ctxext.methods import MsPoE
 from portable_checkpoints import convert, llama, load, ranks_of
 
@@ -61,6 +61,6 @@ def test_the_paper_s_order_is_that_of_the_reference(tmp_path, key_heads):
     """Converting compares logits with a method's reference, which shares no code with what travels."""
     source = llama(tmp_path / "source", num_attention_heads=8, num_key_value_heads=key_heads)
     paper = MsPoE(schedule="linear", head_order="prompt", first_layer=1)
-    done = ctxext.convert(str(source), tmp_path / f"paper_{key_heads}", paper)
+    done = ctxext.api.convert(str(source), tmp_path / f"paper_{key_heads}", paper)
     assert done.verification.difference < 1e-4
     assert done.verification.change > 1e-2

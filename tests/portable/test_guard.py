@@ -21,7 +21,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import tiny_encodings
 import tiny_models
-from ctxext import Recipe, convert, verify
+from ctxext.api import Recipe, convert, verify
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.methods import MsPoE

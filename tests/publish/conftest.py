@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxext import Recipe, convert
+from ctxext.api import Recipe, convert
 from ctxext.methods import MsPoE, Yarn
 from hub_server import hub
 

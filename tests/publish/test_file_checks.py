@@ -9,7 +9,7 @@ import types
 
 import pytest
 
-from ctxext import Recipe
+from ctxext.api import Recipe
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError

@@ -8,7 +8,7 @@ import pytest
 import multimodal_models
 import tiny_encodings
 import tiny_models
-from ctxext import Recipe, convert
+from ctxext.api import Recipe, convert
 from ctxext.errors import CtxextError
 from ctxext.files.content import sha256_of
 from ctxext.methods import MsPoE, Ntk, Yarn

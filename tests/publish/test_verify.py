@@ -7,7 +7,7 @@ import json
 import pytest
 
 import tiny_models
-from ctxext import METHODS, Recipe, convert
+from ctxext.api import METHODS, Recipe, convert
 from ctxext.checkpoint.families import family_of
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.converters.plan import make_plan

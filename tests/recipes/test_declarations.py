@@ -5,7 +5,7 @@ import typing
 
 import pytest
 
-from ctxext import METHODS
+from ctxext.api import METHODS
 from ctxext.checkpoint.families import FAMILIES
 from ctxext.cli.methods import method_parameters
 from ctxext.recipes.encodings.rotary import Rotary

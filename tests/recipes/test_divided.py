@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from ctxext import METHODS, Recipe, convert
+from ctxext.api import METHODS, Recipe, convert
 from ctxext.checkpoint.families import FAMILIES
 from ctxext.errors import CtxextError
 from ctxext.methods import Yarn

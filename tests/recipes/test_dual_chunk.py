@@ -2,7 +2,7 @@
 
 import pytest
 
-from ctxext import Recipe, convert
+from ctxext.api import Recipe, convert
 from ctxext.errors import CtxextError
 from ctxext.recipes.methods.dual_chunk import DualChunk
 from ctxext.recipes.model_config import model_config

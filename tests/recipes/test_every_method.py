@@ -8,7 +8,7 @@ import torch
 import transformers
 
 import tiny_encodings
-from ctxext import METHODS, Recipe, convert
+from ctxext.api import METHODS, Recipe, convert
 from ctxext.checkpoint.auto_class import auto_class
 from ctxext.errors import CtxextError
 from ctxext.recipes.model_config import model_config

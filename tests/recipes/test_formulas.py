@@ -5,7 +5,7 @@ import math
 import pytest
 
 from by_hand import by_hand
-from ctxext import METHODS
+from ctxext.api import METHODS
 from ctxext.errors import CtxextError
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.encodings.rotary import Rotary, attention_scaling

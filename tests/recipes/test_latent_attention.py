@@ -11,7 +11,7 @@ import torch
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import tiny_models
-from ctxext import Recipe, convert, verify
+from ctxext.api import Recipe, convert, verify
 from ctxext.checkpoint.families import FAMILIES
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.engine_support import schedules_of

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ctxext import Recipe
+from ctxext.api import Recipe
 from ctxext.errors import CtxextError
 from ctxext.files.length import LONGEST, format_length, parse_length
 from ctxext.recipes.model_config import model_config

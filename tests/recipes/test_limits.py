@@ -8,7 +8,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import tiny_models
 from by_hand import by_hand
-from ctxext import METHODS, Recipe, convert
+from ctxext.api import METHODS, Recipe, convert
 from ctxext.errors import CtxextError
 from ctxext.methods import MsPoE, Ntk, NtkByParts, Yarn
 from ctxext.recipes.encodings.frequencies import inverse_frequencies

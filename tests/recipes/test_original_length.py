@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ctxext import Recipe, convert
+from ctxext.api import Recipe, convert
 from ctxext.checkpoint.families import family_of
 from ctxext.checkpoint.geometry import known_model, known_models
 from ctxext.checkpoint.opening import open_checkpoint

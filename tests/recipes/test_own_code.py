@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxext import Recipe
+from ctxext.api import Recipe
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.recipes.code.own_code import (

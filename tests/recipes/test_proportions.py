@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from ctxext import METHODS, Recipe
+from ctxext.api import METHODS, Recipe
 from ctxext.checkpoint.families import family_of
 from ctxext.errors import CtxextError
 from ctxext.methods import Yarn

@@ -16,7 +16,7 @@ import pytest
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from by_hand import by_hand
-from ctxext import Recipe
+from ctxext.api import Recipe
 from ctxext.checkpoint.families import family_of, text_config
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.plan import make_plan

@@ -8,7 +8,7 @@ afterwards, with the factor where it follows from both lengths, or words of the 
 
 import pytest
 
-from ctxext import Recipe
+from ctxext.api import Recipe
 from ctxext.checkpoint.geometry import claimed_length
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.inspection import inspect_checkpoint

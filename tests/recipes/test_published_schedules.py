@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from by_hand import by_hand
-from ctxext import Recipe, convert
+from ctxext.api import Recipe, convert
 from ctxext.checkpoint.families import FAMILIES, text_config
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.inspection import inspect_checkpoint

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ctxext import Recipe, load_recipe
+from ctxext.api import Recipe, load_recipe
 from ctxext.cli.methods import build_recipe
 from ctxext.errors import CtxextError
 from ctxext.methods import Yarn

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from by_hand import by_hand
-from ctxext import Recipe, convert
+from ctxext.api import Recipe, convert
 from ctxext.methods import Yarn
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.encodings.rotary import attention_scaling

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from ctxext import METHODS, Recipe
+from ctxext.api import METHODS, Recipe
 from ctxext.checkpoint.families import FAMILIES, family_of
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.plan import make_plan

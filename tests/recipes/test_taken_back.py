@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ctxext import Recipe, convert
+from ctxext.api import Recipe, convert
 from ctxext.errors import CtxextError
 from ctxext.methods import AdjustedBase, DynamicNtk, MsPoE, Ntk, Yarn
 from ctxext.recipes.code import layout as code_layout

@@ -15,7 +15,7 @@ import torch
 import yaml
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from ctxext import Recipe
+from ctxext.api import Recipe
 from ctxext.cli.search import point_line, state_line, verdict
 from ctxext.errors import CtxextError
 from ctxext.files.processes import machine_id

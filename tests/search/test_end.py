@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from ctxext import Recipe, SearchOptions, search
+from ctxext.api import Recipe, SearchOptions, search
 from ctxext.errors import CtxextError
 from ctxext.methods import Ntk, Yarn
 from ctxext.models import model as evaluate_model

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from ctxext import Recipe
+from ctxext.api import Recipe
 from ctxext.data.encoding import Encoder
 from ctxext.errors import CtxextError
 from ctxext.methods import LongRope

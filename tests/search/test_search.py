@@ -9,7 +9,7 @@ from importlib import import_module
 import pytest
 import yaml
 
-from ctxext import SearchOptions, load_recipe, search
+from ctxext.api import SearchOptions, load_recipe, search
 from ctxext.files.processes import machine_id
 from ctxext.report.pictures import as_png
 from ctxext.search import study as study_module

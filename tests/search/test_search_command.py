@@ -29,7 +29,7 @@ def write(path, text=""):
 
 
 def extended(folder):
-    from ctxext import Recipe, convert
+    from ctxext.api import Recipe, convert
     from ctxext.methods import Yarn
 
     convert(str(folder / "model"), folder / "long", Recipe([Yarn(factor=2)]))
@@ -120,7 +120,7 @@ def test_json_is_alone_on_stdout(run, source, tmp_path):
 
 
 def state_of(numbers, stage="trying recipes", seconds=90.4):
-    from ctxext import Recipe
+    from ctxext.api import Recipe
     from ctxext.methods import Yarn
 
     stock = Measurement([1.0, 1.0], {64: [3.0]}, {64: [False]}, (64,), 1)

@@ -7,7 +7,7 @@ import random
 import pytest
 
 import tiny_models
-from ctxext import METHODS, Recipe
+from ctxext.api import METHODS, Recipe
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.methods import LongRope, MsPoE, Yarn

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import tiny_models
-from ctxext import METHODS, Recipe, convert
+from ctxext.api import METHODS, Recipe, convert
 from ctxext.checkpoint.families import family_of
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import stub_vllm
-from ctxext import Recipe
+from ctxext.api import Recipe
 from ctxext.checkpoint.head import Head
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.verify import _in_engine as compared_in_engine

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ctxext import Settings, evaluate
+from ctxext.api import Settings, evaluate
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.models.loading import Loading

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ctxext import Recipe
+from ctxext.api import Recipe
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.convert import convert
 from ctxext.data.encoding import Encoder

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tiny_encodings
 import tiny_models
-from ctxext import Recipe, convert
+from ctxext.api import Recipe, convert
 from ctxext.checkpoint.families import family_of
 from ctxext.errors import CtxextError
 from ctxext.methods import AdjustedBase, MsPoE, SelfExtend, Yarn
