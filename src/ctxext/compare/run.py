@@ -10,6 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from ctxext.checkpoint.durations import cost_of, estimate_seconds, format_duration
 from ctxext.compare.candidates import STOCK, Candidate, CompareOptions, candidates_of
 from ctxext.compare.page import BENCH, PAGE, format_bench, format_markdown
@@ -55,8 +57,8 @@ class AppliedInfo(CheckpointInfo):
         """Digest of the checkpoint; reports contain the recipe separately."""
         return self.stock.digest
 
+    @override
     def facts(self) -> dict[str, Any]:
-        """Return the entry in reports, before any measurement."""
         applied = {"recipe": self.recipe.to_dict(), "summary": self.recipe.summary(), "source": STOCK}
         return {**super().facts(), **applied}
 

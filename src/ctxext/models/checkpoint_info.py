@@ -7,6 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from ctxext.checkpoint.auto_class import CAUSAL, MASKED, auto_class
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.checkpoint.other_files import SentencePipeline, read_pipeline
@@ -104,8 +106,8 @@ class GgufInfo(CheckpointInfo):
         return self.paths[0]
 
     @property
+    @override
     def kind(self) -> str:
-        """The kind of model: causal."""
         return "causal"
 
     @cached_property

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self, dataclass_transform, get_args
 
+from typing_extensions import override
+
 from ctxext.checkpoint.families import Family
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
@@ -181,12 +183,10 @@ class Reaching(Method):
                 hint=f"Choose a longer one, such as --target-length {4 * length}.",
             )
 
+    @override
     def resolve(self, encoding: Encoding) -> Self:
-        """Return the step with every model-dependent parameter filled in.
-
-        This includes the factor. A target length stays only if it differs from the factor's. Published models have
-        both: Llama 3.1 has a factor of 8 over 8192 tokens and reads 131072.
-        """
+        # This includes the factor. A target length stays only if it differs from the factor's. Published models have
+        # both: Llama 3.1 has a factor of 8 over 8192 tokens and reads 131072.
         length = self.reference_length(encoding)
         if self.target_length is None:
             if self.factor is None:
@@ -201,11 +201,9 @@ class Reaching(Method):
             return self
         return dataclasses.replace(self, factor=factor, target_length=None)
 
+    @override
     def summary(self) -> str:
-        """Return the step in a few words, for one line of output.
-
-        Contains the factor and the target length, if they are set.
-        """
+        # Contains the factor and the target length, if they are set.
         factor = "" if self.factor is None else f" ×{self.factor:g}"
         return self.name + factor + ("" if self.target_length is None else f" to {self.target_length}")
 
@@ -215,8 +213,8 @@ class Reaching(Method):
         assert self.factor is not None, "resolve the step first"
         return self.factor
 
+    @override
     def length_after(self, encoding: Encoding) -> int:
-        """Return the context length after this step, in tokens."""
         return self.target_length or round(self.scaling_factor * self.reference_length(encoding))
 
 
@@ -228,11 +226,9 @@ class Scaling(Reaching):
     """The schedule's name in transformers."""
 
     @classmethod
+    @override
     def refusal(cls, config: Config, family: Family) -> str:
-        """Return the reason why the method cannot apply; empty if it can.
-
-        The family must support the rope type.
-        """
+        # The family must support the rope type.
         return super().refusal(config, family) or unsupported_reason(family, cls.rope_type)
 
     def inherit_from(self, replaced: Mapping[str, Any], method: str | None) -> dict[str, Any]:
@@ -245,22 +241,18 @@ class Scaling(Reaching):
         unset = [field.name for field in dataclasses.fields(self) if getattr(self, field.name) is None]
         return {name: replaced[name] for name in unset if name not in _REACH and replaced.get(name) is not None}
 
+    @override
     def caution_for(self, model: ModelConfig) -> str:
-        """Return the warning for users of the result.
-
-        If factor and context length were set separately, it also contains both lengths.
-        """
+        # If factor and context length were set separately, it also contains both lengths.
         if self.target_length is None or self.factor is None:
             return super().caution_for(model)
         by_factor = f"the factor of {self.factor:g} gives {round(self.factor * model.rotary.trained_length)}"
         lengths = f"the context length is {self.target_length} tokens as requested; {by_factor}."
         return " ".join(part for part in (lengths, super().caution_for(model)) if part)
 
+    @override
     def edit(self, model: ModelConfig) -> ModelConfig:
-        """Return the configuration after this step.
-
-        It contains this method's schedule, theta and context length.
-        """
+        # It contains this method's schedule, theta and context length.
         rotary = model.rotary
         step = self.resolve(rotary)
         if rotary.rope_type != "default":
@@ -278,20 +270,16 @@ class Scaling(Reaching):
         return model.with_encoding(after)
 
     @classmethod
+    @override
     def search_space(cls, rotary: Rotary, factor: float) -> dict[str, SearchRange]:
-        """Return the search range of each parameter.
-
-        A schedule may extend the context beyond the target length, but never to a shorter one.
-        """
+        # A schedule may extend the context beyond the target length, but never to a shorter one.
         factors = {"factor": SearchRange((factor, 2 * factor), factor)} if cls.kind == "schedule" else {}
         return {**factors, **super().search_space(rotary, factor)}
 
     @classmethod
+    @override
     def from_search(cls, numbers: Mapping[str, Any], rotary: Rotary, factor: float) -> Self:
-        """Create the step from parameter values of its search space.
-
-        The factor is at least the target factor.
-        """
+        # The factor is at least the target factor.
         return cls(**{**numbers, "factor": max(factor, numbers.get("factor", factor))})
 
     def theta_after(self, rotary: Rotary) -> float:

@@ -10,6 +10,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import ClassVar, NamedTuple, Self
 
+from typing_extensions import override
+
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import Pieces, Prompt, QuestionText
 from ctxext.data.records import read_records
@@ -107,10 +109,10 @@ class Babilong(PublishedTask):
         """Count the tokens of a prompt and its answer."""
         return len(encoder.encode_message(pieces.opening)) + self.answer_room
 
+    @override
     def prompts(
         self, pieces: Pieces, encoder: Encoder, length: int, depths: Sequence[float], rng: random.Random
     ) -> list[Prompt]:
-        """Build the prompt of a question."""
         ids, (question,) = encoder.encode_message(pieces.opening), pieces.questions
         ids += ids[-1:] * self.answer_room
         return [FactsPrompt(ids, self.answer_room, (question.answer,), (), question.question) for _ in depths]

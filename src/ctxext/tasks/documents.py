@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from typing_extensions import override
+
 from ctxext.data import prose
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import Pieces, Prompt, QuestionText
@@ -103,8 +105,8 @@ class Documents(RetrievalTask):
         """Return the task with one question per text if several would leave no room for a haystack."""
         return self if leaves_room(self, encoder, length) else dataclasses.replace(self, num_needles=1)
 
+    @override
     def pieces(self, rng: random.Random) -> Pieces:
-        """Draw the text of one question."""
         numbers = _draw_numbers(random.Random(rng.getrandbits(64)))
         gold_numbers = [next(numbers) for _ in range(self.num_needles)]
         if self.questions:

@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from typing_extensions import override
+
 from ctxext.data.prompt import Pieces, Prompt, QuestionText
 from ctxext.tasks.base import RetrievalTask
 
@@ -92,8 +94,8 @@ class GraphWalks(RetrievalTask):
         task = super().with_options(options)
         return replace(task, answer_room=_REASONING_ROOM) if task.reason else task
 
+    @override
     def pieces(self, rng: random.Random) -> Pieces:
-        """Draw the text of one question."""
         root = _draw_name(rng)
         if rng.random() < 0.5:
             depth = rng.randint(1, self.max_depth)

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
 
+from typing_extensions import override
+
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import Pieces, QuestionText
 from ctxext.data.prose import random_number, random_uuid
@@ -34,8 +36,8 @@ class KeyValue(RetrievalTask):
     ids: str = "uuid"
     num_needles: int = 1
 
+    @override
     def pieces(self, rng: random.Random) -> Pieces:
-        """Draw the text of one question."""
         records = self.records(random.Random(rng.getrandbits(64)))
         first, last = next(records), next(records)
         needles = [next(records) for _ in range(self.num_needles)]

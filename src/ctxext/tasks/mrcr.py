@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from itertools import islice
 
+from typing_extensions import override
+
 from ctxext.data import prose
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import Pieces, Prompt, QuestionText
@@ -49,8 +51,8 @@ class CoReference(RetrievalTask):
     has_depths: bool = False
     num_texts: int
 
+    @override
     def pieces(self, rng: random.Random) -> Pieces:
-        """Draw the text of one question."""
         sentences = stream_sentences(self.text, random.Random(rng.getrandbits(64)))
         chosen = rng.choice(KINDS), rng.choice(prose.GOODS)
         texts = [self.write_text(sentences) for _ in range(self.num_texts)]
@@ -123,8 +125,8 @@ class ChatCoReference(CoReference):
         """Return a request with its answer, with marks before them."""
         return f"{_USER}{_format_request(chosen)}{_ASSISTANT}{text}"
 
+    @override
     def size(self, pieces: Pieces, encoder: Encoder) -> int:
-        """Count the tokens of a question without its haystack."""
         return super().size(_render(pieces, encoder.turn_layout), encoder)
 
     def prompts(

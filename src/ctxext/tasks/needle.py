@@ -5,6 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 
+from typing_extensions import override
+
 from ctxext.data import prose
 from ctxext.data.prompt import Pieces, QuestionText
 from ctxext.data.prose import random_number, stream_sentences
@@ -62,8 +64,8 @@ class Needle(RetrievalTask):
     num_digits: int = 5
     filler: str = "prose"
 
+    @override
     def pieces(self, rng: random.Random) -> Pieces:
-        """Draw the text of one question."""
         phrasing = PHRASINGS[rng.choice(list(PHRASINGS)) if self.phrasing == "any" else self.phrasing]
         keys = prose.object_names(rng, self.num_needles)
         values = [random_number(rng, self.num_digits) for _ in keys]
@@ -109,8 +111,8 @@ class PassKey(RetrievalTask):
     shows: str = "finding a pass key in a repetitive text"
     num_digits: int = 5
 
+    @override
     def pieces(self, rng: random.Random) -> Pieces:
-        """Draw the text of one question."""
         key = random_number(rng, self.num_digits)
         return Pieces(
             opening=PASSKEY_OPENING,
@@ -158,8 +160,8 @@ class Association(RetrievalTask):
     options: tuple[str, ...] = ("haystack", "repeat_question")
     num_people: int = 4
 
+    @override
     def pieces(self, rng: random.Random) -> Pieces:
-        """Draw the text of one question."""
         chosen = rng.sample(PAIRS, self.num_people)
         first = rng.sample(prose.FIRST_NAMES, self.num_people)
         people = [f"{name} {rng.choice(prose.LAST_NAMES)}" for name in first]

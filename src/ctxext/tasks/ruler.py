@@ -28,6 +28,8 @@ from dataclasses import dataclass
 from itertools import chain, cycle, pairwise, repeat
 from typing import Any, Self
 
+from typing_extensions import override
+
 from ctxext.data import prose
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import Pieces, Prompt, QuestionText
@@ -102,8 +104,8 @@ class Niah(RulerTask):
     num_queries: int = 1
     essays: tuple[str, ...] = ()
 
+    @override
     def pieces(self, rng: random.Random) -> Pieces:
-        """Draw the text of one question."""
         keys = _draw_different(self._draw(self.keys), max(self.num_keys, self.num_queries), rng)
         values = _draw_different(self._draw(self.values), len(keys) * self.num_values, rng)
         by_key = [values[at : at + self.num_values] for at in range(0, len(values), self.num_values)]
@@ -189,8 +191,8 @@ class RulerVariables(RulerTask):
     num_copies: int = 4
     example_noises: int = 0
 
+    @override
     def pieces(self, rng: random.Random) -> Pieces:
-        """Draw the text of one question."""
         example = f"{self._draw_example(rng)}\n" if self.example_noises else ""
         names, lines, value = self._draw_chain(rng, num_letters=5)
         return Pieces(
@@ -289,8 +291,8 @@ class _RulerWords(RulerTask):
         random.Random(self.seed).shuffle(units)
         return units
 
+    @override
     def fit_to_length(self, encoder: Encoder, length: int) -> Self:
-        """Return the task with the prompt length."""
         return dataclasses.replace(self, length=length)
 
     def size(self, pieces: Pieces, encoder: Encoder) -> int:
@@ -331,8 +333,8 @@ class RulerCommonWords(_RulerWords):
     answer_room: int = 120
     options: tuple[str, ...] = ("words", "repeat_question")
 
+    @override
     def pieces(self, rng: random.Random) -> ListPieces:
-        """Draw the text of one question."""
         start = (
             "Below is a numbered list of words. In these words, some appear more often than others. Memorize the ones "
             "that appear most often."
@@ -399,8 +401,8 @@ class RulerFrequentWords(_RulerWords):
     description: str = _DESCRIBED + "the three most frequent words of a coded text."
     answer_room: int = 50
 
+    @override
     def pieces(self, rng: random.Random) -> ListPieces:
-        """Draw the text of one question."""
         num_words = max(4, (self.length - self.answer_room) // 50)
         words = self._shuffle(sorted(_draw_names(rng, num_words, 6, string.ascii_lowercase)))
         words[0] = "..."  # The most frequent word is noise.
@@ -465,8 +467,8 @@ class RulerQuestions(Documents):
         """Return the text of a sample: the questions of a question set are in the order of the file."""
         return dataclasses.replace(self, sample=sample).pieces(rng)
 
+    @override
     def pieces(self, rng: random.Random) -> Pieces:
-        """Draw the text of one question."""
         if self.question_set is None:
             return dataclasses.replace(super().pieces(rng), label=self.label)
         known = self.question_set

@@ -5,6 +5,8 @@ from importlib import resources
 from importlib.abc import Traversable
 from typing import Any, ClassVar
 
+from typing_extensions import override
+
 from ctxext.checkpoint.families import Family, bidirectional_key, rotated_layers
 from ctxext.errors import CtxextError
 from ctxext.recipes.base import Method
@@ -54,11 +56,9 @@ class CodeMethod(Method):
         raise NotImplementedError
 
     @classmethod
+    @override
     def refusal(cls, config: Config, family: Family) -> str:
-        """Return the reason why the method cannot apply; empty if it can.
-
-        The family must support modeling code.
-        """
+        # The family must support modeling code.
         if cls.kind == "attention" and family.shared_rotary_key:
             return _LATENT
         if cls.kind == "attention" and (key := bidirectional_key(config, family)):
@@ -67,11 +67,9 @@ class CodeMethod(Method):
         reason = reason or ("" if rotated_layers(config, family) else _ALL_SLIDING)
         return reason or (_UNREACHED_ATTENTION.get(family.model_type, "") if cls.kind == "attention" else "")
 
+    @override
     def edit(self, model: ModelConfig) -> ModelConfig:
-        """Return the configuration after this step.
-
-        It has the layout of a checkpoint with code (`layout.py`) and this step's settings.
-        """
+        # It has the layout of a checkpoint with code (`layout.py`) and this step's settings.
         if reason := self.refusal(model.config, model.family):
             raise CtxextError(
                 f'"{model.family.model_type}" does not support {self.name}: {reason}.', hint="Choose another method."

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from typing_extensions import override
+
 from ctxext.checkpoint.families import Family, read, text_config
 from ctxext.errors import CtxextError
 from ctxext.recipes.encodings.base import Config, Encoding, provenance
@@ -32,29 +34,23 @@ class Alibi(Encoding):
         """The feature that engines must support: ALiBi. Methods with code are listed separately."""
         return "alibi"
 
+    @override
     def describe(self) -> str:
-        """Return a one-line description of the encoding.
-
-        No position is out of range, but transformers may not support longer inputs.
-        """
+        # No position is out of range, but transformers may not support longer inputs.
         end = ", although transformers does not support longer inputs" if self.stops else ""
         return (
             f"ALiBi: {self.num_heads} slopes, by which scores fall with the distance; no position beyond "
             f"{self.context_length} is out of range{end}, but far tokens fade"
         )
 
+    @override
     def restore_source(self, record: Mapping[str, Any]) -> Self:
-        """Return the encoding before the recipe that a configuration records.
-
-        It has the source's length.
-        """
+        # It has the source's length.
         return self.at_length(int(record.get("source_length") or self.trained_length))
 
+    @override
     def cautions(self, config: Config, family: Family, *, is_changed: bool) -> tuple[str, ...]:
-        """Return the warnings for users of a model with this encoding.
-
-        transformers may run the model with other slopes than it was trained with.
-        """
+        # transformers may run the model with other slopes than it was trained with.
         if self.bias_max == _USUAL_BIAS_MAX:
             return ()
         return (
@@ -90,37 +86,29 @@ class Buckets(Encoding):
         """The feature that engines must support: buckets of distances."""
         return "buckets"
 
+    @override
     def describe(self) -> str:
-        """Return a one-line description of the encoding.
-
-        No distance is out of range.
-        """
+        # No distance is out of range.
         return (
             f"buckets of relative biases, as in T5: distances of {self.distance} or more tokens share the last of "
             f"{self.num_buckets} buckets, so no distance is out of range"
         )
 
+    @override
     def to_record(self) -> dict[str, Any]:
-        """Return the record of the source's encoding for a converted checkpoint.
-
-        It contains the lengths and the distance.
-        """
+        # It contains the lengths and the distance.
         return {**super().to_record(), "source_distance": self.distance}
 
+    @override
     def restore_source(self, record: Mapping[str, Any]) -> Self:
-        """Return the encoding before the recipe that a configuration records.
-
-        It has the source's length and distance.
-        """
+        # It has the source's length and distance.
         length, distance = record.get("source_length"), record.get("source_distance")
         plain = self.at_length(int(length or self.trained_length))
         return dataclasses.replace(plain, distance=int(distance or self.distance))
 
+    @override
     def state_length(self, text: Config, family: Family) -> None:
-        """Write this context length into the language model's part of a configuration.
-
-        transformers does not use the length. It uses the distance, which is written too.
-        """
+        # transformers does not use the length. It uses the distance, which is written too.
         super().state_length(text, family)
         text[_DISTANCE] = self.distance
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from typing_extensions import override
+
 from ctxext.checkpoint.families import DISTANCES, Family, text_config
 from ctxext.errors import CtxextError
 from ctxext.recipes.encodings.base import POSITIONS, Config, Encoding, provenance
@@ -105,11 +107,9 @@ class LearnedTable(Encoding):
         """The number of untrained rows at the end of the source table."""
         return 0 if self.is_lengthened else max(self.context_length - self.trained_length, 0)
 
+    @override
     def at_length(self, length: int) -> Self:
-        """Return the encoding at another context length in tokens.
-
-        The table then counts as lengthened.
-        """
+        # The table then counts as lengthened.
         return dataclasses.replace(super().at_length(length), is_lengthened=True)
 
     @property
@@ -127,21 +127,17 @@ class LearnedTable(Encoding):
         """The number of special rows if the keys count them; otherwise the model adds them."""
         return self.num_special * self.layout.counts_special
 
+    @override
     def describe(self) -> str:
-        """Return a one-line description of the encoding.
-
-        Contains the numbers of rows and of special rows.
-        """
+        # Contains the numbers of rows and of special rows.
         special = f" after {self.num_special} for others" if self.num_special else ""
         end = f"{self.trained_length} of them trained" if self.num_unused else "all of them trained"
         rows = f"a table with one row for each of {self.context_length} positions{special}"
         return f"learned position embeddings: {rows}, {end}"
 
+    @override
     def state_length(self, text: Config, family: Family) -> None:
-        """Write this context length into the language model's part of a configuration.
-
-        The first key of the layout is always written, the others only if present.
-        """
+        # The first key of the layout is always written, the others only if present.
         length = self.context_length + self.num_special * self.layout.counts_special
         for number, key in enumerate(self.layout.length_keys):
             if number == 0 or key in text:
@@ -152,11 +148,9 @@ class LearnedTable(Encoding):
 class DistanceTable(LearnedTable):
     """A table with a row for each distance (Shaw et al. 2018, 1803.02155)."""
 
+    @override
     def describe(self) -> str:
-        """Return a one-line description of the encoding.
-
-        Contains the largest distance that it distinguishes.
-        """
+        # Contains the largest distance that it distinguishes.
         return (
             f"learned embeddings of distances, clipped at {self.context_length - 1}: all farther tokens get the "
             "same embedding, and more rows would have to be trained"
@@ -177,11 +171,9 @@ class ComputedTable(LearnedTable):
         """None: sinusoids are not trained."""
         return ()
 
+    @override
     def describe(self) -> str:
-        """Return a one-line description of the encoding.
-
-        Contains the number of positions.
-        """
+        # Contains the number of positions.
         return f"sinusoidal position embeddings: a table computed for {self.context_length} positions"
 
 

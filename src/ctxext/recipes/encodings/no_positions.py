@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from typing_extensions import override
+
 from ctxext.checkpoint.families import Family
 from ctxext.checkpoint.geometry import claimed_length
 from ctxext.errors import CtxextError
@@ -32,33 +34,25 @@ class NoPositions(Encoding):
         """The length in config.json."""
         return "length"
 
+    @override
     def describe(self) -> str:
-        """Return a one-line description of the encoding.
-
-        No position is out of range.
-        """
+        # No position is out of range.
         return "no positions in the layers that attend to the whole context, so no position is out of range"
 
+    @override
     def restore_source(self, record: Mapping[str, Any]) -> Self:
-        """Return the encoding before the recipe that a configuration records.
-
-        It has the source's length.
-        """
+        # It has the source's length.
         length = int(record.get("source_length") or self.trained_length)
         return dataclasses.replace(self, context_length=length, is_raised=False)
 
+    @override
     def at_length(self, length: int) -> Self:
-        """Return the encoding at another context length in tokens.
-
-        The length then counts as raised.
-        """
+        # The length then counts as raised.
         return dataclasses.replace(super().at_length(length), is_raised=True)
 
+    @override
     def state_length(self, text: Config, family: Family) -> None:
-        """Write this context length into the language model's part of a configuration.
-
-        Every key that the family reads is written.
-        """
+        # Every key that the family reads is written.
         write_length(text, family, self.context_length)
 
 

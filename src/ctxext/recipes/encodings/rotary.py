@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from typing_extensions import override
+
 from ctxext.checkpoint.families import (
     Family,
     assumed_schedule,
@@ -79,8 +81,8 @@ class Rotary(Encoding):
         return str(self.parameters.get("rope_type", "default"))
 
     @property
+    @override
     def is_scaled(self) -> bool:
-        """Whether the context is already extended."""
         return self.rope_type != "default" or self.context_length > self.trained_length
 
     @property
@@ -121,19 +123,15 @@ class Rotary(Encoding):
         """Return the encoding with another schedule."""
         return dataclasses.replace(self, parameters=parameters)
 
+    @override
     def describe(self) -> str:
-        """Return a one-line description of the encoding.
-
-        Contains the schedule, its base, and the number of rotated dimensions of a head.
-        """
+        # Contains the schedule, its base, and the number of rotated dimensions of a head.
         origin = f" ({self.theta_origin})" if self.theta_origin else ""
         return f"rotary, {self.rope_type} schedule, theta {self.theta:g}{origin} · {self.dim} dimensions"
 
+    @override
     def to_record(self) -> dict[str, Any]:
-        """Return the record of the source's encoding for a converted checkpoint.
-
-        It contains the lengths and the base.
-        """
+        # It contains the lengths and the base.
         lengths = super().to_record()
         return {
             "trained_length": lengths["trained_length"],
@@ -141,11 +139,9 @@ class Rotary(Encoding):
             "source_length": lengths["source_length"],
         }
 
+    @override
     def restore_source(self, record: Mapping[str, Any]) -> "Rotary":
-        """Return the encoding before the recipe that a configuration records.
-
-        It has no schedule, and the source's base.
-        """
+        # It has no schedule, and the source's base.
         return dataclasses.replace(
             self,
             theta=record.get("source_theta") or self.theta,
@@ -154,32 +150,24 @@ class Rotary(Encoding):
             parameters={"rope_type": "default"},
         )
 
+    @override
     def at_length(self, length: int) -> "Rotary":
-        """Return the encoding at another context length in tokens.
-
-        config.json then contains that length.
-        """
+        # config.json then contains that length.
         return dataclasses.replace(self, context_length=length, declared_length=None)
 
+    @override
     def state_length(self, text: Config, family: Family) -> None:
-        """Write this context length into the language model's part of a configuration.
-
-        Every key that the family reads is written.
-        """
+        # Every key that the family reads is written.
         write_length(text, family, self.context_length)
 
+    @override
     def write_to(self, config: Config, family: Family) -> Config:
-        """Return a copy of a configuration with this encoding.
-
-        The schedule is written in both the v4 and v5 format.
-        """
+        # The schedule is written in both the v4 and v5 format.
         return write_rotary(config, family, self)
 
+    @override
     def cautions(self, config: Config, family: Family, *, is_changed: bool) -> tuple[str, ...]:
-        """Return the warnings for users of a model with this encoding.
-
-        They concern sliding-window layers.
-        """
+        # They concern sliding-window layers.
         warnings = []
         follow = is_changed and sliding_layers_follow(config, family, self)
         if family.sliding_follows and sliding_layers(config, family) and follow:

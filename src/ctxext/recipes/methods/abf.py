@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from typing_extensions import override
+
 from ctxext.recipes.base import Scaling
 from ctxext.recipes.encodings.rotary import Rotary
 from ctxext.recipes.param import SearchRange, param, search_start
@@ -25,25 +27,19 @@ class AdjustedBase(Scaling):
     theta: float = param(help="The new RoPE base (rope_theta), for example 500000.", min=1.0, usual=5e5)
 
     @classmethod
+    @override
     def search_space(cls, rotary: Rotary, factor: float) -> dict[str, SearchRange]:
-        """Return the search range of each parameter.
-
-        The base ranges from the model's to a few times the one that NTK-aware scaling would choose.
-        """
+        # The base ranges from the model's to a few times the one that NTK-aware scaling would choose.
         most = 4 * rotary.theta * factor**2
         paper = search_start(cls, "theta")
         return {"theta": SearchRange((rotary.theta, most), paper if rotary.theta < paper < most else None)}
 
+    @override
     def summary(self) -> str:
-        """Return the step in a few words, for one line of output.
-
-        Contains the base.
-        """
+        # Contains the base.
         return f"{super().summary()} theta {self.theta:g}"
 
+    @override
     def theta_after(self, rotary: Rotary) -> float:
-        """Return the RoPE base after scaling.
-
-        It is the chosen one.
-        """
+        # It is the chosen one.
         return self.theta

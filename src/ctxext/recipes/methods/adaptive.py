@@ -5,6 +5,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from typing_extensions import override
+
 from ctxext.recipes.base import Scaling
 from ctxext.recipes.code.method import PORTABLE
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
@@ -50,11 +52,9 @@ class Adaptive(Relation):
         None, help="With --around longrope: file with a list of divisors at the full factor, one per rotated pair."
     )
 
+    @override
     def problem(self, length: int, target: int) -> tuple[str, str] | None:
-        """Return an error and a hint if the options cannot extend L to the target; None if they can.
-
-        `around` and `long_factor` must fit together.
-        """
+        # `around` and `long_factor` must fit together.
         if (self.around == "longrope") != (self.long_factor is not None):
             return (
                 "long_factor requires longrope, and longrope requires long_factor.",
@@ -62,18 +62,14 @@ class Adaptive(Relation):
             )
         return None
 
+    @override
     def summary(self) -> str:
-        """Return the step in a few words, for one line of output.
-
-        Contains the factor or the target length, and the method that provides the schedule.
-        """
+        # Contains the factor or the target length, and the method that provides the schedule.
         return f"{super().summary()} around {self.around}"
 
+    @override
     def settings(self, model: ModelConfig) -> dict[str, Any]:
-        """Return the parameters that the portable class reads, as plain JSON.
-
-        For each factor they contain the inverse frequencies and the factor on cos and sin, as lists.
-        """
+        # For each factor they contain the inverse frequencies and the factor on cos and sin, as lists.
         check_known(model.config, model.family)
         settings = super().settings(model)
         step, rotary = self.resolve(model.rotary), model.rotary

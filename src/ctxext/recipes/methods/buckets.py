@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from typing_extensions import override
+
 from ctxext.errors import CtxextError
 from ctxext.recipes.base import Reaching
 from ctxext.recipes.encodings.biases import Buckets
@@ -23,11 +25,9 @@ class WiderBuckets(Reaching):
     is_published = False
     is_experimental = True
 
+    @override
     def caution_for(self, model: ModelConfig) -> str:
-        """Return the warning for users of the result.
-
-        The source already supports any length, the gain is not measured, and longer inputs change.
-        """
+        # The source already supports any length, the gain is not measured, and longer inputs change.
         assert isinstance(model.encoding, Buckets)
         return (
             "the source supports any length, as far distances share a bucket, and the benefit of wider buckets is not "
@@ -35,11 +35,9 @@ class WiderBuckets(Reaching):
             "measure before and after."
         )
 
+    @override
     def edit(self, model: ModelConfig) -> ModelConfig:
-        """Return the configuration after this step.
-
-        It contains the new distance and length.
-        """
+        # It contains the new distance and length.
         if reason := self.refusal(model.config, model.family):
             raise CtxextError(
                 f'"{model.family.model_type}" has no buckets to widen: {reason}.',

@@ -1,5 +1,7 @@
 """A longer declared context, for models without positions in their full-attention layers."""
 
+from typing_extensions import override
+
 from ctxext.checkpoint.families import NOTHING_TO_EXTEND, Family
 from ctxext.errors import CtxextError
 from ctxext.recipes.base import Reaching
@@ -28,22 +30,18 @@ class Declare(Reaching):
     )
 
     @classmethod
+    @override
     def refusal(cls, config: Config, family: Family) -> str:
-        """Return the reason why the method cannot apply; empty if it can.
-
-        No layer that attends to the whole context may have positions, and config.json must contain a length.
-        """
+        # No layer that attends to the whole context may have positions, and config.json must contain a length.
         if family.encoding != cls.encoding:
             return f"it has {POSITIONS[family.positions]}, which a longer length alone does not extend"
         if family.reason and family.reason != NOTHING_TO_EXTEND:
             return family.reason
         return "" if has_length(config, family) else "config.json contains no context length"
 
+    @override
     def edit(self, model: ModelConfig) -> ModelConfig:
-        """Return the configuration after this step.
-
-        It contains the new length in every key.
-        """
+        # It contains the new length in every key.
         if reason := self.refusal(model.config, model.family):
             raise CtxextError(
                 f'"{model.family.model_type}" cannot be extended by {self.name}: {reason}.',

@@ -3,6 +3,8 @@
 import re
 from typing import Any
 
+from typing_extensions import override
+
 from ctxext.checkpoint.families import DifferentLayersError, Family, read, rotated_layers, single_value
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
@@ -43,11 +45,9 @@ class DistanceAware(CodeMethod):
     caution = "its weights start at zero, without effect; ctxext finetune trains them together with LoRA."
 
     @classmethod
+    @override
     def refusal(cls, config: Config, family: Family) -> str:
-        """Return the reason why the method cannot apply; empty if it can.
-
-        The family must be able to carry the weights.
-        """
+        # The family must be able to carry the weights.
         if reason := super().refusal(config, family) or _UNNAMED.get(family.model_type, ""):
             return reason
         try:
@@ -56,22 +56,18 @@ class DistanceAware(CodeMethod):
             return error.message
         return ""
 
+    @override
     def settings(self, model: ModelConfig) -> dict[str, Any]:
-        """Return the parameters that the portable class reads, as plain JSON.
-
-        They are the layers, the number of heads, and L.
-        """
+        # They are the layers, the number of heads, and L.
         return {
             "layers": rotated_layers(model.config, model.family),
             "num_heads": num_heads(model.config, model.family),
             "original_length": model.rotary.trained_length,
         }
 
+    @override
     def new_tensors(self, source: Checkpoint, model: ModelConfig) -> tuple[NewTensor, ...]:
-        """Return the tensors that differ between the result and its source.
-
-        They are two numbers per head for each attention, in the smallest of the source's files.
-        """
+        # They are two numbers per head for each attention, in the smallest of the source's files.
         if source.remote_sizes:  # A dry run on a repository without fetched weights.
             return ()
         stored = source.stored_tensors()

@@ -5,6 +5,8 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
+from typing_extensions import override
+
 from ctxext.checkpoint.families import Family
 from ctxext.errors import CtxextError
 from ctxext.recipes.base import Scaling
@@ -20,21 +22,17 @@ class Divided(Scaling):
     rope_type = "longrope"
 
     @classmethod
+    @override
     def refusal(cls, config: Config, family: Family) -> str:
-        """Return the reason why the method cannot apply; empty if it can.
-
-        The family must be able to carry the schedule, including a factor on cos and sin.
-        """
+        # The family must be able to carry the schedule, including a factor on cos and sin.
         allowed = family.rope_scaling_keys.get(cls.rope_type)
         if allowed is not None and "attention_factor" not in allowed:
             return "its configuration class supports no factor on cos and sin, which this schedule needs"
         return super().refusal(config, family)
 
+    @override
     def edit(self, model: ModelConfig) -> ModelConfig:
-        """Return the configuration after this step.
-
-        It contains the lists of divisors.
-        """
+        # It contains the lists of divisors.
         if reason := self.refusal(model.config, model.family):
             raise CtxextError(f'"{model.family.model_type}": {reason}.', hint="Choose another method.")
         return super().edit(model)
@@ -50,11 +48,9 @@ class Divided(Scaling):
         """
         return 0.1 * math.log(self.scaling_factor) + 1
 
+    @override
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
-        """Return the schedule's parameters as transformers names them.
-
-        The rope type is `longrope`, with equal lists.
-        """
+        # The rope type is `longrope`, with equal lists.
         divisors = self.divisors(rotary)
         return {
             "factor": self.scaling_factor,

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Self
 
+from typing_extensions import override
+
 from ctxext.recipes.code.method import PORTABLE
 from ctxext.recipes.methods.relation import Relation, require
 from ctxext.recipes.model_config import ModelConfig
@@ -31,11 +33,9 @@ class DualChunk(Relation):
         min=1,
     )
 
+    @override
     def adapt(self, model: ModelConfig) -> Self:
-        """Return the step with unset parameters read from the model's configuration.
-
-        They come from `dual_chunk_attention_config`, which Qwen2.5-1M has and transformers ignores.
-        """
+        # They come from `dual_chunk_attention_config`, which Qwen2.5-1M has and transformers ignores.
         published = model.read("dual_chunk_attention_config")
         if not isinstance(published, Mapping):
             return self
@@ -47,19 +47,15 @@ class DualChunk(Relation):
             local=self.local if has_options else published.get("local_size"),
         )
 
+    @override
     def defaults(self, length: int) -> dict[str, Any]:
-        """Return the defaults that depend on L, by option.
-
-        Chunks are as long as L, which leaves all query positions within it unchanged.
-        """
+        # Chunks are as long as L, which leaves all query positions within it unchanged.
         size = self.chunk_size or length
         return {"chunk_size": size, "local": max(size // 8, 1)}
 
+    @override
     def problem(self, length: int, target: int) -> tuple[str, str] | None:
-        """Return an error and a hint if the options cannot extend L to the target; None if they can.
-
-        No distance may be longer than L, and chunks must be longer than their overlap.
-        """
+        # No distance may be longer than L, and chunks must be longer than their overlap.
         size, local = require(self.chunk_size), require(self.local)
         if size > length:
             return f'a chunk of "{size}" exceeds the model\'s context length of {length} tokens.', (

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from typing_extensions import override
+
 from ctxext.recipes.base import Scaling
 from ctxext.recipes.encodings.base import Encoding
 from ctxext.recipes.encodings.rotary import Rotary
@@ -25,17 +27,13 @@ class DynamicNtk(Scaling):
         "the same per row and is consistent with its cache."
     )
 
+    @override
     def length_after(self, encoding: Encoding) -> int:
-        """Return the context length after this step, in tokens.
-
-        It stays the trained length. transformers reads that length from the maximum, and raising the maximum switches
-        the scaling off. See docs/traps.md, trap 5.
-        """
+        # It stays the trained length. transformers reads that length from the maximum, and raising the maximum switches
+        # the scaling off. See docs/traps.md, trap 5.
         return encoding.trained_length
 
+    @override
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
-        """Return the schedule's parameters as transformers names them.
-
-        The rope type is `dynamic`.
-        """
+        # The rope type is `dynamic`.
         return {"factor": self.scaling_factor}

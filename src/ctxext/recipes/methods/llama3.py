@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from typing_extensions import override
+
 from ctxext.errors import CtxextError
 from ctxext.recipes.base import Scaling
 from ctxext.recipes.encodings.rotary import Rotary
@@ -44,20 +46,16 @@ class Llama3(Scaling):
                 f'low_freq_factor "{self.low_freq_factor:g}".'
             )
 
+    @override
     def edit(self, model: ModelConfig) -> ModelConfig:
-        """Return the configuration after this step.
-
-        At factor 1 it keeps the plain schedule: blending a frequency with itself changes its last bit.
-        """
+        # At factor 1 it keeps the plain schedule: blending a frequency with itself changes its last bit.
         if self.resolve(model.rotary).scaling_factor == 1 and not model.rotary.is_scaled:
             return model.with_encoding(model.rotary)
         return super().edit(model)
 
+    @override
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
-        """Return the schedule's parameters as transformers names them.
-
-        The rope type is `llama3`.
-        """
+        # The rope type is `llama3`.
         return {
             "factor": self.scaling_factor,
             "low_freq_factor": self.low_freq_factor,

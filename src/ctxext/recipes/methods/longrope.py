@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+from typing_extensions import override
+
 from ctxext.errors import CtxextError
 from ctxext.recipes.base import Scaling
 from ctxext.recipes.encodings.base import Encoding
@@ -93,29 +95,24 @@ class LongRope(Scaling):
     )
 
     @classmethod
+    @override
     def neutral_step(cls, encoding: Encoding) -> Self:
-        """Return the step that leaves a model with this encoding unchanged.
-
-        Its lists contain only ones.
-        """
+        # Its lists contain only ones.
         return cls(**cls.neutral, long_factor=(1.0,) * _num_pairs(encoding))
 
     @classmethod
+    @override
     def example_step(cls, encoding: Encoding) -> Self:
-        """Return a step that changes a small model with this encoding.
-
-        Its divisor rises by one from pair to pair.
-        """
+        # Its divisor rises by one from pair to pair.
         return cls(**cls.example, long_factor=tuple(1.0 + pair for pair in range(_num_pairs(encoding))))
 
     @classmethod
+    @override
     def search_space(cls, rotary: Rotary, factor: float) -> dict[str, SearchRange]:
-        """Return the search range of each parameter.
-
-        The parameters are the rise of the curve of divisors up to each of a few knots, the list for the original
-        context, and the temperature. No rise is negative, so divisors never fall from one dimension to the next: the
-        paper's constraint (section 3.2). The curve starts as YaRN's, one of those that the paper's search starts from.
-        """
+        # The parameters are the rise of the curve of divisors up to each of a few knots, the list for the original
+        # context, and the temperature. No rise is negative, so divisors never fall from one dimension to the next: the
+        # paper's constraint (section 3.2). The curve starts as YaRN's, one of those that the paper's search starts
+        # from.
         rises = {
             f"rise_{knot}": SearchRange((0.0, _MAX_RISE), start) for knot, start in enumerate(_starts(rotary, factor))
         }
@@ -123,11 +120,9 @@ class LongRope(Scaling):
         return {"short": SearchRange(("ones", "long"), "ones"), "attention_factor": attention, **rises}
 
     @classmethod
+    @override
     def from_search(cls, numbers: Mapping[str, Any], rotary: Rotary, factor: float) -> Self:
-        """Create the step from parameter values of its search space.
-
-        Its divisors, on a logarithmic scale, are linear between knots.
-        """
+        # Its divisors, on a logarithmic scale, are linear between knots.
         count, pairs = _num_knots(rotary), rotary.dim // 2
         most, level, knots = math.log(_MOST * factor), 0.0, []
         for knot in range(count):
@@ -141,11 +136,9 @@ class LongRope(Scaling):
             attention_factor=numbers.get("attention_factor"),
         )
 
+    @override
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
-        """Return the schedule's parameters as transformers names them.
-
-        The rope type is `longrope`.
-        """
+        # The rope type is `longrope`.
         num_factors = rotary.dim // 2
         short_factor = self.short_factor or (1.0,) * num_factors
         for name, factors in (("long_factor", self.long_factor), ("short_factor", short_factor)):

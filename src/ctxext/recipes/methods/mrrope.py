@@ -2,6 +2,8 @@
 
 import math
 
+from typing_extensions import override
+
 from ctxext.recipes.encodings.rotary import Rotary
 from ctxext.recipes.methods.divided import Divided
 from ctxext.recipes.methods.ntk_by_parts import check_ends
@@ -36,11 +38,9 @@ class MrRope(Divided):
         super().__post_init__()
         check_ends(self.name, self.beta_fast, self.beta_slow)
 
+    @override
     def divisors(self, rotary: Rotary) -> list[float]:
-        """Return the divisor of each rotated pair's frequency.
-
-        It is s^e; the ends of the ramp are whole indices.
-        """
+        # It is s^e; the ends of the ramp are whole indices.
         pairs = rotary.dim // 2
         rotations = [
             rotary.theta ** (-2 * i / rotary.span) * rotary.trained_length / (2 * math.pi) for i in range(pairs)

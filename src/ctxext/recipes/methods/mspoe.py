@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
+from typing_extensions import override
+
 from ctxext.checkpoint.families import Family, rotated_layers, value_of_layers
 from ctxext.errors import CtxextError
 from ctxext.recipes.code.method import PORTABLE, CodeMethod
@@ -99,19 +101,15 @@ class MsPoE(CodeMethod):
             )
 
     @classmethod
+    @override
     def from_search(cls, numbers: Mapping[str, Any], rotary: Rotary, factor: float) -> Self:
-        """Create the step from parameter values of its search space.
-
-        The smaller of its two ratios becomes `ratio_min`.
-        """
+        # The smaller of its two ratios becomes `ratio_min`.
         smallest, largest = sorted(numbers[name] for name in ("ratio_min", "ratio_max"))
         return cls(**{**numbers, "ratio_min": smallest, "ratio_max": largest})
 
+    @override
     def summary(self) -> str:
-        """Return the step in a few words, for one line of output.
-
-        Contains the ratios and the order of heads.
-        """
+        # Contains the ratios and the order of heads.
         return f"{self.name} {self.ratio_min:g}–{self.ratio_max:g} {self.schedule} ({self.head_order} order)"
 
     @property
@@ -125,20 +123,16 @@ class MsPoE(CodeMethod):
         return self.head_order == "prompt"
 
     @classmethod
+    @override
     def refusal(cls, config: Config, family: Family) -> str:
-        """Return the reason why the method cannot apply; empty if it can.
-
-        The family must support a ratio per head.
-        """
+        # The family must support a ratio per head.
         if family.shared_rotary_key:
             return "latent attention: all heads share one rotated key, so they cannot have separate scales"
         return super().refusal(config, family)
 
+    @override
     def settings(self, model: ModelConfig) -> dict[str, Any]:
-        """Return the parameters that the portable class reads, as plain JSON.
-
-        They contain the ratios, layers and orders for this model.
-        """
+        # They contain the ratios, layers and orders for this model.
         heads, released = num_kv_heads(model), self.variant == "released"
         if released and heads != model.read("num_attention_heads"):
             raise CtxextError(

@@ -1,5 +1,7 @@
 """NTK-aware scaling, static."""
 
+from typing_extensions import override
+
 from ctxext.errors import CtxextError
 from ctxext.recipes.base import Scaling
 from ctxext.recipes.encodings.rotary import Rotary
@@ -16,8 +18,8 @@ class Ntk(Scaling):
     title = "NTK-aware scaling"
     paper = "https://arxiv.org/abs/2309.00071"
 
+    @override
     def theta_after(self, rotary: Rotary) -> float:
-        """Return the RoPE base after scaling."""
         if rotary.dim <= 2:
             raise CtxextError("A head with one rotating pair has no base to raise.", hint="Use --method pi.")
         return float(rotary.theta * self.scaling_factor ** (rotary.span / (rotary.dim - 2)))

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from typing_extensions import override
+
 from ctxext.checkpoint.families import Family
 from ctxext.recipes.base import Reaching
 from ctxext.recipes.code.method import PORTABLE, CodeMethod
@@ -46,11 +48,9 @@ class NtkAlibi(Reaching, CodeMethod):
         steepest = sorted(slopes, reverse=True)
         return [steepest.index(slope) / max(num_heads - 1, 1) for slope in slopes]
 
+    @override
     def settings(self, model: ModelConfig) -> dict[str, Any]:
-        """Return the parameters that the portable class reads, as plain JSON.
-
-        They contain the exponents, and the length from which query positions are scaled.
-        """
+        # They contain the exponents, and the length from which query positions are scaled.
         step = self.resolve(model.encoding)
         assert isinstance(model.encoding, Alibi)
         return {
@@ -60,19 +60,15 @@ class NtkAlibi(Reaching, CodeMethod):
         }
 
     @classmethod
+    @override
     def refusal(cls, config: Config, family: Family) -> str:
-        """Return the reason why the method cannot apply; empty if it can.
-
-        The family must be able to carry the code.
-        """
+        # The family must be able to carry the code.
         untested = "" if family.model_type in _FAMILIES else "its biases are untested"
         return super().refusal(config, family) or untested
 
+    @override
     def caution_for(self, model: ModelConfig) -> str:
-        """Return the warning for users of the result.
-
-        It describes the effect within the original context length.
-        """
+        # It describes the effect within the original context length.
         if self.rows == "static":
             return "every input changes, including short ones."
         return (

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Self
 
+from typing_extensions import override
+
 from ctxext.errors import CtxextError
 from ctxext.recipes.base import Scaling
 from ctxext.recipes.encodings.base import Encoding
@@ -60,21 +62,17 @@ class NtkByParts(Scaling):
         fast = _BETA_FAST if self.beta_fast is None else self.beta_fast
         return fast, _BETA_SLOW if self.beta_slow is None else self.beta_slow
 
+    @override
     def resolve(self, encoding: Encoding) -> Self:
-        """Return the step with every model-dependent parameter filled in.
-
-        This includes the ends of its ramp.
-        """
+        # This includes the ends of its ramp.
         fast, slow = self._ends
         return dataclasses.replace(super().resolve(encoding), beta_fast=fast, beta_slow=slow)
 
+    @override
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
-        """Return the schedule's parameters as transformers names them.
-
-        The rope type is `yarn`, with its temperature switched off. mlx-lm does not read attention_factor; a weight of
-        zero for ln(factor) gives it the same 1 (docs/traps.md, trap 27). SGLang reads it only next to `mscale_all_dim`,
-        which scales all scores of DeepSeek's family unless it is zero.
-        """
+        # The rope type is `yarn`, with its temperature switched off. mlx-lm does not read attention_factor; a weight of
+        # zero for ln(factor) gives it the same 1 (docs/traps.md, trap 27). SGLang reads it only next to
+        # `mscale_all_dim`, which scales all scores of DeepSeek's family unless it is zero.
         return {**self.ramp(rotary), "attention_factor": 1.0, "mscale": 0.0, "mscale_all_dim": 0.0}
 
     def ramp(self, rotary: Rotary) -> Mapping[str, Any]:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from typing_extensions import override
+
 from ctxext.recipes.base import Scaling
 from ctxext.recipes.encodings.rotary import Rotary
 
@@ -20,9 +22,7 @@ class PositionInterpolation(Scaling):
     paper = "https://arxiv.org/abs/2306.15595"
     rope_type = "linear"
 
+    @override
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
-        """Return the schedule's parameters as transformers names them.
-
-        The rope type is `linear`.
-        """
+        # The rope type is `linear`.
         return {"factor": self.scaling_factor}

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 
+from typing_extensions import override
+
 from ctxext.recipes.encodings.learned import COMPUTED
 from ctxext.recipes.methods.fills import continue_sinusoids
 from ctxext.recipes.methods.table import Rows
@@ -21,9 +23,7 @@ class Range(Rows):
     may_be_absent = True
     caution = "positions beyond the original context length are untrained, and quality is lower there."
 
+    @override
     def rows(self, raw: memoryview, dtype: str, width: int, special: int, new: int) -> Iterator[bytes]:
-        """Return an iterator over the bytes of the longer table.
-
-        It has the old rows unchanged, then the sinusoids of the positions after them.
-        """
+        # It has the old rows unchanged, then the sinusoids of the positions after them.
         return continue_sinusoids(raw, dtype, width, special, new)

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from importlib.abc import Traversable
 from typing import Any, ClassVar, Self
 
+from typing_extensions import override
+
 from ctxext.checkpoint.families import rotated_layers
 from ctxext.errors import CtxextError
 from ctxext.recipes.base import Kind, Reaching
@@ -58,11 +60,9 @@ class Relation(Reaching, CodeMethod):
                 hint=f"Choose a longer one, for example --target-length {4 * length}.",
             )
 
+    @override
     def resolve(self, encoding: Encoding) -> Self:
-        """Return the step with every model-dependent parameter filled in.
-
-        This includes the factor and all defaults that depend on the context length.
-        """
+        # This includes the factor and all defaults that depend on the context length.
         length = self.reference_length(encoding)
         step = dataclasses.replace(super().resolve(encoding), target_length=None)
         step = dataclasses.replace(step, **{k: v for k, v in step.defaults(length).items() if getattr(step, k) is None})
@@ -75,11 +75,9 @@ class Relation(Reaching, CodeMethod):
         return {}
 
     @classmethod
+    @override
     def search_space(cls, rotary: Rotary, factor: float) -> dict[str, SearchRange]:
-        """Return the search range of each parameter.
-
-        Windows range from a thirty-second of L to a half of it; other ranges are the declared ones.
-        """
+        # Windows range from a thirty-second of L to a half of it; other ranges are the declared ones.
         ranges, length = super().search_space(rotary, factor), rotary.context_length
         if "window" in ranges:
             start = cls(factor=factor).defaults(length)["window"]
@@ -87,29 +85,23 @@ class Relation(Reaching, CodeMethod):
         return ranges
 
     @classmethod
+    @override
     def from_search(cls, numbers: Mapping[str, Any], rotary: Rotary, factor: float) -> Self:
-        """Create the step from parameter values of its search space.
-
-        Its factor is the target factor.
-        """
+        # Its factor is the target factor.
         return cls(**{**numbers, "factor": factor})
 
     def problem(self, length: int, target: int) -> tuple[str, str] | None:
         """Return an error and a hint if the options cannot extend L to the target; None if they can."""
         return None
 
+    @override
     def summary(self) -> str:
-        """Return the step in a few words, for one line of output.
-
-        Contains the factor or the target length, and the temperature if it has one.
-        """
+        # Contains the factor or the target length, and the temperature if it has one.
         return super().summary() + (f" ({self.temperature})" if self.temperature != "none" else "")
 
+    @override
     def settings(self, model: ModelConfig) -> dict[str, Any]:
-        """Return the parameters that the portable class reads, as plain JSON.
-
-        They are the parameters of the map, the layers, and L.
-        """
+        # They are the parameters of the map, the layers, and L.
         if model.rotary.rope_type == "dynamic":  # Its formula also depends on the length that the map raises.
             raise CtxextError(
                 f"{self.name} depends on the query position and cannot be combined with this model's "

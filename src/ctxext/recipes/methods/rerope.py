@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from typing_extensions import override
+
 from ctxext.recipes.code.method import PORTABLE
 from ctxext.recipes.methods.relation import Relation, require, window_problem
 from ctxext.recipes.param import param
@@ -27,16 +29,12 @@ class ReRope(Relation):
         search=(16, 512),
     )
 
+    @override
     def defaults(self, length: int) -> dict[str, Any]:
-        """Return the defaults that depend on L, by option.
-
-        The window is a quarter of L.
-        """
+        # The window is a quarter of L.
         return {"window": max(length // 4, 1)}
 
+    @override
     def problem(self, length: int, target: int) -> tuple[str, str] | None:
-        """Return an error and a hint if the options cannot extend L to the target; None if they can.
-
-        The window must leave something to regroup.
-        """
+        # The window must leave something to regroup.
         return window_problem(require(self.window), length)

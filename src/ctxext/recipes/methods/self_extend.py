@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from typing_extensions import override
+
 from ctxext.recipes.code.method import PORTABLE
 from ctxext.recipes.methods.relation import Relation, require, window_problem
 from ctxext.recipes.param import param
@@ -31,18 +33,14 @@ class SelfExtend(Relation):
         None, help="Number of far positions merged into one (G). Default: chosen for each query position.", min=1
     )
 
+    @override
     def defaults(self, length: int) -> dict[str, Any]:
-        """Return the defaults that depend on L, by option.
-
-        The window is an eighth of L.
-        """
+        # The window is an eighth of L.
         return {"window": max(length // 8, 1)}
 
+    @override
     def problem(self, length: int, target: int) -> tuple[str, str] | None:
-        """Return an error and a hint if the options cannot extend L to the target; None if they can.
-
-        A fixed group extends the context to w + (L - w) · G.
-        """
+        # A fixed group extends the context to w + (L - w) · G.
         window = require(self.window)
         if problem := window_problem(window, length):
             return problem

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from typing_extensions import override
+
 from ctxext.recipes.code.method import PORTABLE
 from ctxext.recipes.methods.relation import Relation, require
 from ctxext.recipes.param import param
@@ -27,18 +29,14 @@ class Sinks(Relation):
         None, help="Number of recent tokens that are attended to. Default: L less the sinks.", min=1
     )
 
+    @override
     def defaults(self, length: int) -> dict[str, Any]:
-        """Return the defaults that depend on L, by option.
-
-        The window is L less the sinks.
-        """
+        # The window is L less the sinks.
         return {"window": max(length - self.sinks, 1)}
 
+    @override
     def problem(self, length: int, target: int) -> tuple[str, str] | None:
-        """Return an error and a hint if the options cannot extend L to the target; None if they can.
-
-        Sinks and window must fit into L.
-        """
+        # Sinks and window must fit into L.
         if self.sinks + require(self.window) > length:
             return (
                 f"{self.sinks} sinks and a window of {self.window} exceed the context length of {length} tokens.",

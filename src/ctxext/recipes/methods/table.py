@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from typing_extensions import override
+
 from ctxext.checkpoint.families import Family
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
@@ -51,22 +53,18 @@ class Rows(Reaching):
         """
 
     @classmethod
+    @override
     def refusal(cls, config: Config, family: Family) -> str:
-        """Return the reason why the method cannot apply; empty if it can.
-
-        The family's table must be supported and contain positions, not distances.
-        """
+        # The family's table must be supported and contain positions, not distances.
         if reason := super().refusal(config, family):
             return reason
         if is_of_distances(config, family):
             return "its table contains distances, not positions"
         return "" if family.model_type in cls.layouts else "the location of its table is unknown"
 
+    @override
     def edit(self, model: ModelConfig) -> ModelConfig:
-        """Return the configuration after this step.
-
-        It contains the new length in every key that contains the old one.
-        """
+        # It contains the new length in every key that contains the old one.
         if reason := self.refusal(model.config, model.family):
             raise CtxextError(
                 f'"{model.family.model_type}" has no table that {self.name} supports: {reason}.',
@@ -74,11 +72,9 @@ class Rows(Reaching):
             )
         return model.with_context_length(self.resolve(model.encoding).length_after(model.encoding))
 
+    @override
     def new_tensors(self, source: Checkpoint, model: ModelConfig) -> tuple[NewTensor, ...]:
-        """Return the tensors that differ between the result and its source.
-
-        They are the new table, or two of them for an encoder-decoder, and the buffers with an entry per row.
-        """
+        # They are the new table, or two of them for an encoder-decoder, and the buffers with an entry per row.
         if source.remote_sizes:  # A dry run on a repository without fetched weights.
             return ()
         table = model.encoding
@@ -149,25 +145,18 @@ class Table(Rows):
         choices=tuple(FILLS),
     )
 
+    @override
     def num_source_rows(self, table: LearnedTable) -> int:
-        """Return the number of the source's position rows from which new ones are computed.
-
-        These are the trained ones.
-        """
+        # These are the trained ones.
         return table.trained_length
 
+    @override
     def summary(self) -> str:
-        """Return the step in a few words, for one line of output.
-
-        Contains the factor or the target length, and the fill.
-        """
+        # Contains the factor or the target length, and the fill.
         return f"{super().summary()} ({self.fill})"
 
+    @override
     def resolve(self, encoding: Encoding) -> "Table":
-        """Return the step with every model-dependent parameter filled in.
-
-        This includes the factor.
-        """
         step = super().resolve(encoding)
         length = encoding.trained_length
         if length > encoding.context_length:
@@ -176,11 +165,9 @@ class Table(Rows):
             )
         return step
 
+    @override
     def caution_for(self, model: ModelConfig) -> str:
-        """Return the warning for users of the result.
-
-        The new positions are untrained; the fill decides whether short inputs stay unchanged.
-        """
+        # The new positions are untrained; the fill decides whether short inputs stay unchanged.
         unchanged = "inputs within the original context length give the same output"
         changed = "every input changes, including short ones"
         trained = model.encoding.trained_length
@@ -190,9 +177,7 @@ class Table(Rows):
             f"{unchanged if self.fill in KEEPS_ROWS else changed}."
         )
 
+    @override
     def rows(self, raw: memoryview, dtype: str, width: int, special: int, new: int) -> Iterator[bytes]:
-        """Return an iterator over the bytes of the longer table.
-
-        It is computed by the chosen fill.
-        """
+        # It is computed by the chosen fill.
         return fill_rows(raw, dtype, width, special, new, self.fill)

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from typing_extensions import override
+
 from ctxext.recipes.code.method import PORTABLE
 from ctxext.recipes.methods.relation import Relation, require
 from ctxext.recipes.param import param
@@ -23,18 +25,14 @@ class Window(Relation):
 
     window: int | None = param(None, help="Number of recent tokens that are attended to. Default: L.", min=1)
 
+    @override
     def defaults(self, length: int) -> dict[str, Any]:
-        """Return the defaults that depend on L, by option.
-
-        The window is L.
-        """
+        # The window is L.
         return {"window": length}
 
+    @override
     def problem(self, length: int, target: int) -> tuple[str, str] | None:
-        """Return an error and a hint if the options cannot extend L to the target; None if they can.
-
-        The window must fit into L.
-        """
+        # The window must fit into L.
         if require(self.window) > length:
             return f"a window of {self.window} exceeds the context length of {length} tokens.", f"--window {length}"
         return None

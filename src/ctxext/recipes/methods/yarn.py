@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Self
 
+from typing_extensions import override
+
 from ctxext.recipes.encodings.rotary import Rotary
 from ctxext.recipes.methods.ntk_by_parts import NtkByParts
 from ctxext.recipes.model_config import ModelConfig
@@ -36,21 +38,17 @@ class Yarn(NtkByParts):
         None, help="DeepSeek's weight of ln(factor) in its scale of all scores; divides the temperature.", min=0
     )
 
+    @override
     def adapt(self, model: ModelConfig) -> Self:
-        """Return the step with unset parameters read from the model's configuration.
-
-        With latent attention, the temperature applies to the whole score.
-        """
+        # With latent attention, the temperature applies to the whole score.
         is_set = any(value is not None for value in (self.attention_factor, self.mscale, self.mscale_all_dim))
         if is_set or not model.family.scales_scores:
             return self
         return dataclasses.replace(self, mscale=1.0, mscale_all_dim=1.0)
 
+    @override
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
-        """Return the schedule's parameters as transformers names them.
-
-        The rope type is `yarn`, without a default temperature, as some engines ignore it (docs/traps.md, trap 7).
-        """
+        # The rope type is `yarn`, without a default temperature, as some engines ignore it (docs/traps.md, trap 7).
         names = ("attention_factor", "mscale", "mscale_all_dim")
         extra = {name: value for name in names if (value := getattr(self, name)) is not None}
         return {**self.ramp(rotary), **extra}
