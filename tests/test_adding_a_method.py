@@ -118,7 +118,7 @@ def ran(root: Path, *words: object, path: tuple[Path, ...] = ()) -> str:
     return said
 
 
-def test_the_page_asks_for_these_files_and_a_name(tmp_path):
+def test_the_page_lists_these_files_and_a_name(tmp_path):
     """The recipe, the portable code of what needs some, and the reference."""
     (tmp_path / "src").mkdir()
     shutil.copytree(ROOT / "src" / "ctxext", tmp_path / "src" / "ctxext", ignore=shutil.ignore_patterns("__pycache__"))
@@ -132,7 +132,7 @@ def test_the_page_asks_for_these_files_and_a_name(tmp_path):
 
 
 @pytest.mark.thorough
-def test_pages_are_made_and_say_what_was_not_swept(documented):
+def test_generated_pages_list_missing_measurements(documented):
     page, methods = ((documented / "docs" / name).read_text() for name in ("families.md", "methods.md"))
     assert re.search(r"Not swept: `bent`, `layered`, `quiet`, `soft-pi` under transformers 5\S+; .* 4\S+\.\n", page)
     assert methods.count("| not swept | not swept |") == 3, "the two code methods share a row"

@@ -195,7 +195,7 @@ def unguarded_imports(node: ast.AST, names: set[str], *, is_guarded: bool = Fals
     return found + [module for child in children for module in unguarded_imports(child, names, is_guarded=is_guarded)]
 
 
-def test_what_may_fetch_is_imported_where_nothing_is_fetched():
+def test_packages_that_may_download_are_imported_offline():
     """Issue: `finetune` and `merge` fetched a native kernel, as peft imports bitsandbytes."""
     found = {}
     for path in FILES:

@@ -170,7 +170,7 @@ def test_layers_that_run_again_keep_their_keys_again():
 
 
 @pytest.mark.parametrize("model_type", [name for name in tiny_models.FAMILIES if name not in NOT_COMPARED])
-def test_every_family_keeps_what_we_say(model_type, tmp_path):
+def test_the_estimated_cache_size_of_every_family_is_right(model_type, tmp_path):
     tiny_models.tiny_config(model_type).save_pretrained(tmp_path)
     config = json.loads((Path(tmp_path) / "config.json").read_text())
     family, model = family_of(config), tiny_models.build(model_type)

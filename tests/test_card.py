@@ -126,7 +126,7 @@ def test_a_source_on_the_hub_is_named_as_base(llama_source):
         *((name, None) for name in ("/data/tiny", "../tiny", "a/b/c", "tiny", "", "a/b--c", "a/b c", "a/..", 5, None)),
     ],
 )
-def test_a_folder_that_says_its_own_id_has_it_as_base(llama, declared, base, tmp_path, monkeypatch):
+def test_a_folder_with_a_recorded_id_has_it_as_base(llama, declared, base, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("there/folder").mkdir(parents=True)
     change_json(llama / "config.json", _name_or_path=declared)
@@ -215,7 +215,7 @@ def publishable(llama_source, tmp_path):
     return tmp_path / "out", folder
 
 
-def test_results_stand_on_the_card_with_intervals_and_in_the_front_matter(llama_source, tmp_path):
+def test_results_are_on_the_card_with_intervals_and_in_the_front_matter(llama_source, tmp_path):
     out, folder = publishable(llama_source, tmp_path)
     plan = plan_push(out, "me/tiny-yarn", report=folder)
     front, page = parts(plan.card)
@@ -242,7 +242,7 @@ def test_results_stand_on_the_card_with_intervals_and_in_the_front_matter(llama_
 # Engines
 
 
-def test_engines_are_only_said_to_run_what_was_tried(llama_source):
+def test_engines_are_listed_only_for_tested_methods(llama_source):
     recipe = Recipe([Yarn(factor=4)])
     config = open_checkpoint(str(llama_source)).config
     untried = {**config, "model_type": "seed_oss"}

@@ -91,7 +91,7 @@ def test_json_files(tmp_path):
         ("config.json", {"hidden_size": 0}),
     ],
 )
-def test_files_whose_content_is_known_are_checked(name, content, tmp_path):
+def test_files_with_a_known_digest_are_checked(name, content, tmp_path):
     source = made(tmp_path / "in", **{name: content, "others.json": content})
     assert source.read_json("others.json") == content
     with pytest.raises(CtxextError, match="expected"):
@@ -217,7 +217,7 @@ def test_weights(files, message, tmp_path):
         source.check_weights()
 
 
-def test_weights_are_not_looked_at_where_a_file_is_none(tmp_path):
+def test_weights_of_files_without_weights_are_not_read(tmp_path):
     source = made(tmp_path / "in", **{"model.safetensors": safetensors()})
     (tmp_path / "in" / "notes.txt").symlink_to("/etc/hostname")
     with pytest.raises(CtxextError, match="link to a file outside the folder"):
@@ -314,7 +314,7 @@ def test_a_folder_that_may_not_be_read(tmp_path, monkeypatch):
         open_checkpoint(str(tmp_path / "in"))
 
 
-def test_a_folder_named_demo_stands_before_the_one_in_the_package(tmp_path, monkeypatch):
+def test_a_folder_named_demo_has_priority_over_the_package(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert open_checkpoint("demo").folder.parent.name == "demo"
     made(tmp_path / "demo")

@@ -108,7 +108,7 @@ def test_defaults_are_those_of_the_class(model_type, tmp_path):
 
 
 @pytest.mark.parametrize("model_type", [name for name in tiny_models.FAMILIES if name in ROTARY])
-def test_reads_what_a_checkpoint_says(model_type, tmp_path):
+def test_it_reads_the_values_of_a_checkpoint(model_type, tmp_path):
     tiny_models.tiny_config(model_type).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     assert_reads_like(config, loaded(config, tmp_path))
@@ -193,7 +193,7 @@ def test_layers_that_a_longer_schedule_is_for(config, rotated):
     assert rotated_layers(config, family_of(config)) == rotated
 
 
-def test_a_family_with_nothing_to_extend_says_so():
+def test_a_family_with_nothing_to_extend_is_refused_with_a_reason():
     assert "no position embedding" in family_of({"model_type": "exaone4"}).reason
     assert "no position embedding" in family_of({"model_type": "cohere2"}).reason
     with pytest.raises(CtxextError, match="no position embedding") as error:
@@ -224,7 +224,7 @@ def test_nested_text_models_are_read_by_their_own_family():
         ({"model_type": "granite_swa", "num_hidden_layers": 2, "layer_rope_theta": [5e5, 1e4]}, (5e5, 1e4)),
     ],
 )
-def test_sliding_layers_keep_a_base_of_their_own(config, thetas):
+def test_sliding_layers_have_a_separate_base(config, thetas):
     family = family_of(config)
     assert (read(config, family, "rope_theta"), read(config, family, "local_rope_theta")) == thetas
 

@@ -68,12 +68,12 @@ def test_sizes_that_cannot_be(changes, told):
         ("llama", 131072, 8192),
     ],
 )
-def test_command_r_says_its_length_elsewhere(model_type, above, length):
+def test_command_r_has_its_length_under_another_key(model_type, above, length):
     config = {"model_type": model_type, "max_position_embeddings": 8192, "model_max_length": above}
     assert claimed_length(config, family_of(config)) == length
 
 
 @pytest.mark.parametrize(("model_type", "above", "length"), [("cohere", 131072, None), ("cohere", None, 8192)])
-def test_a_length_that_stands_elsewhere_is_no_default(model_type, above, length):
+def test_a_length_under_another_key_is_no_default(model_type, above, length):
     config = {"model_type": model_type, "model_max_length": above}
     assert default_length(config, family_of(config)) == length

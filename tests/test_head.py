@@ -218,7 +218,7 @@ def test_a_model_without_a_head_or_a_base_has_no_separate_head(model):
     assert not Head(model).is_separate
 
 
-def test_the_vocabulary_may_stand_in_a_configuration_within_another():
+def test_a_nested_configuration_may_contain_the_vocabulary():
     """As in multimodal models."""
     model = tiny_llama()
     model.config = nested(model.config)

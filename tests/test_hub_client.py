@@ -75,7 +75,7 @@ def test_a_full_cache_is_enough_without_the_hub(asked, monkeypatch, error):
 
 
 @pytest.mark.parametrize("revision", [None, "main"])
-def test_or_without_them_and_tells_their_sizes(asked, revision):
+def test_a_download_without_weights_has_their_sizes(asked, revision):
     checkpoint = open_checkpoint("you/model", revision=revision, token="t", weights=False)
     told = {"source": "you/model", "revision": revision, "token": "t"}
     assert asked == [{**told, "ignore_patterns": [f"*{suffix}" for suffix in WEIGHT_SUFFIXES]}, told]
@@ -120,7 +120,7 @@ def test_errors_of_the_client(error, message, hint, asked, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["no/such/folder", "a model", "models/", "/no/where"])
-def test_what_cannot_be_a_hub_id_is_not_asked_for(name, asked, tmp_path, monkeypatch):
+def test_an_invalid_hub_id_is_not_requested(name, asked, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CtxextError) as caught:
         open_checkpoint(name)

@@ -18,7 +18,7 @@ from tiny_base import VOCABULARY, load, save_llama
 
 
 @pytest.mark.parametrize(("rank", "count", "index"), [(None, 1, 0), ("0", 2, 0), ("1", 2, 1), ("5", 4, 1), ("7", 4, 3)])
-def test_each_process_of_a_machine_has_a_device_of_its_own(monkeypatch, rank, count, index):
+def test_each_process_of_a_machine_has_its_own_device(monkeypatch, rank, count, index):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     monkeypatch.delenv("LOCAL_RANK", raising=False)

@@ -76,13 +76,13 @@ def test_one_output_by_any_of_its_names_is_one(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("said", ["process 12 on host\nand more", "process x on host", "", "\x1b[31m"])
-def test_who_holds_a_lock_is_told_in_words_of_ours_alone(said, tmp_path):
+def test_the_holder_of_a_lock_is_reported_without_untrusted_text(said, tmp_path):
     with lock_output(tmp_path / "out"):
         (tmp_path / ".out.ctxext-lock").write_text(said)
         assert refused(tmp_path / "out").endswith('out".')
 
 
-def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path):
+def test_a_link_instead_of_a_lock_is_not_followed(tmp_path):
     (tmp_path / "precious").write_text("precious")
     (tmp_path / ".out.ctxext-lock").symlink_to(tmp_path / "precious")
     with pytest.raises(CtxextError, match="is not writable"), lock_output(tmp_path / "out"):

@@ -112,7 +112,7 @@ def test_every_family_that_this_class_loads_is_tried():
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("whole", _THINKERS)
-def test_the_thinker_of_an_omni_model_is_loaded_as_the_hint_says(whole, tmp_path):
+def test_the_thinker_of_an_omni_model_is_loaded_as_in_the_hint(whole, tmp_path):
     with pytest.raises(CtxextError, match="multimodal") as error:
         model_config({"model_type": whole})
     assert _THINKERS[whole] in error.value.hint

@@ -65,7 +65,7 @@ def test_commands_that_do_not_exist_are_refused():
     parse(["finetune", "--help"], is_whole=True)
 
 
-def test_commands_are_read_where_pages_have_them():
+def test_commands_are_read_from_pages():
     """So that a page with a new shape of block is not passed over."""
     assert sum(len(block.commands()) for page in OF_DOCS for block in blocks(page)) >= 30
     lines = [line for page in PAGES for line in page.read_text().splitlines() if line.startswith("$ ctxext ")]

@@ -58,7 +58,7 @@ def test_every_name_is_what_its_module_defines():
         assert getattr(ctxext.api, name) is getattr(importlib.import_module(module), name)
 
 
-def test_type_checkers_are_told_the_same_names():
+def test_type_checkers_see_the_same_names():
     nodes = ast.walk(ast.parse(Path(ctxext.api.__file__).read_text(encoding="utf-8")))
     told = {(node.module, one.name) for node in nodes if isinstance(node, ast.ImportFrom) for one in node.names}
     assert {(module, name) for name, module in ctxext.api._MODULES.items()} == {
@@ -134,7 +134,7 @@ def test_what_tests_put_in_place_comes_back(monkeypatch):
     assert ctxext.api.convert is convert
 
 
-def test_a_recipe_is_what_stands_for_one(tmp_path):
+def test_steps_lists_files_and_presets_become_recipes(tmp_path):
     yarn = Yarn(factor=4)
     assert Recipe(yarn) == Recipe([yarn]) == recipe_of(yarn) == recipe_of([yarn]) == recipe_of(Recipe(yarn))
     (tmp_path / "x.yaml").write_text("steps: [{method: yarn, factor: 4}]")

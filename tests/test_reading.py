@@ -46,7 +46,7 @@ def shown(value) -> str:
     ],
     ids=shown,
 )
-def test_json_that_nobody_needs(text, message):
+def test_invalid_json_is_refused(text, message):
     with pytest.raises(CtxextError, match=message) as caught:
         parse_json(text, "x.json")
     assert caught.value.message.startswith('"x.json" ')
@@ -65,7 +65,7 @@ def test_json_that_nobody_needs(text, message):
     ],
     ids=shown,
 )
-def test_json_as_it_is(text):
+def test_valid_json_is_read_as_by_the_standard_library(text):
     assert parse_json(text, "x") == json.loads(text)
 
 
@@ -97,7 +97,7 @@ def aliased(count) -> str:
     ],
     ids=shown,
 )
-def test_yaml_that_nobody_needs(text, message):
+def test_invalid_yaml_is_refused(text, message):
     with pytest.raises(CtxextError, match=message) as caught:
         parse_yaml(text, "x.yaml")
     assert caught.value.message.startswith('"x.yaml" ')
@@ -121,7 +121,7 @@ def test_the_largest_yaml_that_is_looked_at(length, message):
     ],
     ids=shown,
 )
-def test_yaml_as_it_is(text, content):
+def test_valid_yaml_is_read_as_by_the_library(text, content):
     assert parse_yaml(text, "x") == content
 
 
@@ -203,7 +203,7 @@ def test_a_record_without_stamps_leaves_weights_unchecked(llama, tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"not a pickle", b"PK\x03\x04broken", b"\x80\x04K\x01."])
-def test_verify_tells_of_broken_older_weights(content, llama, tmp_path):
+def test_verify_reports_broken_older_weights(content, llama, tmp_path):
     convert(str(llama), tmp_path / "out", YARN)
     for folder in (llama, tmp_path / "out"):
         (folder / "model.safetensors").unlink()

@@ -95,7 +95,7 @@ def test_code_of_others_beside_a_schedule_is_named(tmp_path):
     assert any("without trust_remote_code" in caution for caution in plan.cautions)
 
 
-def test_a_schedule_of_local_layers_too_is_not_taken_back(tmp_path):
+def test_a_schedule_of_local_layers_is_not_undone(tmp_path):
     source = tiny_models.save("modernbert", tmp_path / "source")
     path = source / "config.json"
     config = {key: value for key, value in json.loads(path.read_text()).items() if key != "rope_parameters"}

@@ -14,7 +14,7 @@ TESTS = Path(__file__).parent
 
 
 @pytest.mark.thorough
-def test_every_sample_is_of_a_test_and_keeps_what_it_says():
+def test_every_sample_belongs_to_a_test_and_selects_its_cases():
     files = sorted({name.partition("::")[0] for name in SAMPLED})
     command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "not slow", *files]
     result = subprocess.run(command, capture_output=True, text=True, cwd=TESTS, check=False)

@@ -98,7 +98,7 @@ def test_edges(schema, key, good, bad):
 
 @pytest.mark.parametrize("nested", ["rope_scaling", "rope_parameters"])
 @pytest.mark.parametrize("part", ["", "text_config."])
-def test_a_schedule_is_found_wherever_it_stands(nested, part):
+def test_a_schedule_is_read_from_every_place(nested, part):
     def config(schedule):
         return {"text_config": {nested: schedule}} if part else {nested: schedule}
 
@@ -148,7 +148,7 @@ def test_the_whole_line(content, schema, told):
     assert caught.value.message == f'"file.json": {told}'
 
 
-def test_the_line_where_a_key_is_missing():
+def test_the_line_of_a_missing_key():
     with pytest.raises(CtxextError) as caught:
         check_schema({"ctxext": {"recipe": {}}}, CONFIG, "config.json")
     assert caught.value.message == '"config.json" lacks "ctxext.recipe.steps".'

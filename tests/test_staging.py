@@ -42,7 +42,7 @@ def test_a_folder_to_load_from_holds_listed_files_alone(source):
     assert names == {"config.json", "tokenizer_config.json", "tokenizer.json", "model.safetensors"}
 
 
-def test_pickles_are_loaded_where_there_is_nothing_else(source):
+def test_pickles_are_loaded_only_without_alternatives(source):
     (source / "model.safetensors").unlink()
     with stage_checkpoint(open_checkpoint(str(source))) as stage:
         assert (stage.folder / "pytorch_model.bin").exists()
@@ -108,7 +108,7 @@ def test_a_file_of_weights_that_the_configuration_names_is_loaded(source):
         pass
 
 
-def test_of_how_to_generate_only_tokens_are_kept(source):
+def test_only_tokens_of_the_generation_config_are_staged(source):
     tokens = {"eos_token_id": [1, 2], "bos_token_id": 0, "suppressed_token_ids": [3], "forced_decoder_token_ids": []}
     others = {"custom_generate": "them/code", "max_length": 9, "assistant": "them/model", "token_id_of": 3}
     (source / "generation_config.json").write_text(json.dumps({**others, **tokens}))
@@ -133,7 +133,7 @@ def test_who_is_trusted(source, llama_source, tmp_path):
         assert (stage.folder, stage.trust, stage.trust_tokenizer) == (source, True, True)
 
 
-def test_classes_are_named_where_our_code_defines_them():
+def test_classes_are_named_in_the_module_that_defines_them():
     code = {"modeling_ours.py": b"", "method.py": b""}
     named = {"AutoModel": "modeling_ours.Model", "AutoConfig": "theirs.Config", "AutoProcessor": "them/x--method.P"}
     config = {"auto_map": {**named, "AutoTokenizer": ["a.B", None]}, "x": 1}
@@ -172,7 +172,7 @@ SETTINGS_FILES = (
 )
 
 
-def test_what_is_loaded_says_where_it_comes_from(source):
+def test_loaded_models_have_the_name_of_their_source(source):
     checkpoint = open_checkpoint(str(source))
     inner = types.SimpleNamespace(name_or_path="/tmp/gone")
     model = types.SimpleNamespace(name_or_path="/tmp/gone", config=inner)

@@ -34,7 +34,7 @@ COMMANDS = (
 
 
 @pytest.mark.parametrize("given", [SECRET, f"{SECRET}\r\n", f"\n {SECRET}\t"])
-def test_line_ends_around_a_token_are_taken_away(given):
+def test_line_ends_around_a_token_are_removed(given):
     assert hub_token(given) == SECRET
 
 
@@ -64,7 +64,7 @@ def test_names_that_hold_hf_stay():
     assert redact(f"my_{other} and \\n{other}") == "my_hf_… and \\nhf_…"
 
 
-def test_tokens_are_taken_out_of_text():
+def test_tokens_are_removed_from_text():
     hub_token("not-of-the-usual-form")
     text = redact(f"Illegal header value b'Bearer {SECRET}\\r' and {SECRET}, not-of-the-usual-form")
     assert SECRET not in text
@@ -103,7 +103,7 @@ def test_a_traceback_of_ours_holds_no_token(our_processes):
     assert SECRET[3:] not in result.stderr
 
 
-def test_a_token_from_a_windows_file_is_sent_as_it_is_meant(llama_source, tmp_path, our_processes):
+def test_a_token_from_a_windows_file_is_sent_without_extra_characters(llama_source, tmp_path, our_processes):
     with hub({"me/tiny": llama_source}) as server:
         environment = {**os.environ, **server.settings(tmp_path / "cache")}
         command = [sys.executable, "-m", "ctxext", "inspect", "me/tiny", "--token", f"{SECRET}\r\n"]
@@ -145,7 +145,7 @@ URLS = (
 
 
 @pytest.mark.parametrize("text", URLS)
-def test_passwords_of_urls_are_taken_out(text):
+def test_passwords_of_urls_are_removed(text):
     assert PASSWORD not in redact(text)
     assert "host" in redact(text)
 
@@ -230,7 +230,7 @@ app.main()
         ("search", "demo", "best.yaml", "--target-length", "2k", "--trials", "1", "--storage", URLS[2]),
     ],
 )
-def test_no_secret_is_shown_wherever_it_stands(words, tmp_path, monkeypatch, capfd):
+def test_no_secret_is_shown_at_any_position(words, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["ctxext", *words])
     with pytest.raises(SystemExit) as stopped:
@@ -260,7 +260,7 @@ def no_memory(monkeypatch):
         (None, None, False, None),
     ],
 )
-def test_which_token_is_taken(given, stored, hidden, taken, monkeypatch, no_memory):
+def test_the_order_of_token_sources(given, stored, hidden, taken, monkeypatch, no_memory):
     monkeypatch.setattr("huggingface_hub.get_token", lambda: stored)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_IMPLICIT_TOKEN", hidden)
     assert hub_token(given) == taken
@@ -274,7 +274,7 @@ def test_a_token_that_is_refused_is_remembered_in_its_pieces(no_memory):
     assert redact("x first-piece y second-piece z é") == "x … y … z é"
 
 
-def test_the_longest_secret_goes_first_and_short_words_stay(no_memory):
+def test_the_longest_secret_is_removed_first_and_short_words_stay(no_memory):
     redaction.remember("12345678", "12345678-and-more", "1234567", None, "")
     assert redact("12345678-and-more, 12345678, 1234567") == "…, …, 1234567"
 
@@ -290,7 +290,7 @@ def test_the_longest_secret_goes_first_and_short_words_stay(no_memory):
         (["--tokens", "not-a-token", "--data", "text-file"], []),
     ],
 )
-def test_tokens_of_a_command_line_are_remembered_wherever_they_stand(words, hidden, no_memory):
+def test_tokens_of_a_command_line_are_removed_at_any_position(words, hidden, no_memory):
     redaction.remember_arguments(words)
     assert redaction._secrets == set(hidden)
 
@@ -315,7 +315,7 @@ KEY = "correct/horse battery+st\u00e4ple\"'\\&<"
         lambda key: urlsafe_b64encode(f"me:{key}".encode()).decode(),
     ],
 )
-def test_a_secret_is_taken_out_however_it_is_written(spell, no_memory):
+def test_a_secret_is_removed_in_every_notation(spell, no_memory):
     remember(KEY)
     text = f"the server returned 401: {spell(KEY)} is wrong"
     hidden = redact(text)
@@ -324,7 +324,7 @@ def test_a_secret_is_taken_out_however_it_is_written(spell, no_memory):
     assert not [piece for piece in pieces if piece in hidden]
 
 
-def test_a_secret_with_control_characters_is_taken_out_in_its_pieces(no_memory):
+def test_a_secret_with_control_characters_is_removed_in_pieces(no_memory):
     remember("first-piece\nsecond-piece\x07third-piece\tfourth")
     for text in (
         "x first-piece",
@@ -380,7 +380,7 @@ def test_a_cut_shows_no_beginning_of_a_secret(longest, no_memory):
     assert not [size for size in range(4, 16) if "key-of-the-user"[:size] in shown or PASSWORD[:size] in shown]
 
 
-def test_messages_are_cut_after_their_secrets_are_taken_out():
+def test_messages_are_shortened_after_secrets_are_removed():
     """Only `shorten` cuts text of others; the slices here are of numbers, names and samples of ours."""
     import ctxext
 

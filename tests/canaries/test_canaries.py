@@ -89,7 +89,7 @@ def test_a_configuration_inside_another_stays_silent(door, strangers, silent, tm
 
 
 @pytest.mark.parametrize("door", [*WITH_CODE, doors.classes_on_the_hub, doors.tokenizer_on_the_hub])
-def test_code_of_the_source_s_own_stays_silent(door, strangers, silent, tmp_path):
+def test_custom_code_of_the_source_is_not_run(door, strangers, silent, tmp_path):
     source, out = strangers(door), tmp_path / "out"
     silent("inspect", source)
     silent("convert", source, out, *convert_words("bifocal"))

@@ -24,7 +24,7 @@ def test_a_factor_beyond_published_ones_is_warned_of(run, method, factor, warned
     assert (f"{factor} times the original context length" in " ".join(result.stderr.split())) is warned
 
 
-def test_converts_and_says_what_to_do_next(run, llama, tmp_path):
+def test_convert_prints_the_next_command(run, llama, tmp_path):
     words = ("convert", llama, tmp_path / "out", "--method", "yarn", "--factor", 4)
     result = run(*words, "--dry-run")
     assert result.exit_code == 0
@@ -136,7 +136,7 @@ def test_the_next_command_is_quoted_for_a_shell(run, llama, tmp_path, monkeypatc
     assert shlex.split(command)[:4] == ["$", "ctxext", "convert", SOURCE]
 
 
-def test_every_next_command_is_given_word_by_word():
+def test_every_next_command_can_be_run_as_printed():
     """A word that holds a space was put together by hand, and is no word of a shell."""
     calls = [
         (path.name, argument)

@@ -109,7 +109,7 @@ with exit_on_interrupt(lambda: print("go on", flush=True)):
 
 
 @pytest.mark.parametrize("work", [SWALLOWED, LONG, "time.sleep(30)"], ids=["swallowed", "long", "plain"])
-def test_ctrl_c_ends_it_and_says_how_to_go_on(work):
+def test_ctrl_c_stops_and_prints_how_to_resume(work):
     lines = "\n".join(f"    {line}" for line in work.strip().splitlines())
     command = [sys.executable, "-c", PROGRAM.format(lines)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -62,7 +62,7 @@ def test_whatever_is_raised_is_one_line_and_no_traceback(what, said, raised):
     assert not [bad for bad in ("Traceback", SECRET[3:], "\x1b") if bad in result.stderr]
 
 
-def test_the_traceback_is_shown_to_those_who_ask_and_holds_no_token(raised):
+def test_a_traceback_is_shown_on_request_without_tokens(raised):
     result = raised(f"raise ValueError('Bearer {SECRET}\\n\\x1b[31m')", CTXEXT_TRACEBACK="1")
     assert result.stderr.startswith("Traceback (most recent call last):\n")
     assert "in fail\n" in result.stderr

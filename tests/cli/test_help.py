@@ -28,7 +28,7 @@ def narrow(monkeypatch):
 
 
 @pytest.mark.parametrize("name", SUMMARIES)
-def test_the_list_says_what_the_command_says(name, run):
+def test_the_list_of_commands_matches_their_help(name, run):
     callback = COMMANDS[name].callback
     assert inspect.getdoc(callback).splitlines()[0] == SUMMARIES[name]
     assert SUMMARIES[name] in " ".join(run("--help").stdout.split())
@@ -89,7 +89,7 @@ def test_the_example_of_a_method_runs(method, run):
     assert result.exit_code == 0, result.exception
 
 
-def test_mspoe_says_first_what_differs_from_its_paper(run, tmp_path):
+def test_the_help_of_mspoe_begins_with_differences_from_the_paper(run, tmp_path):
     text = " ".join(run("methods", "mspoe").stdout.split())
     assert text.index("unlike the paper") < text.index("summary ")
     for words in ("--recipe mspoe-paper", "0 of 30", "found 26 and raised", "source found 27", "0.635", "0.013"):
@@ -106,7 +106,7 @@ def test_mspoe_says_first_what_differs_from_its_paper(run, tmp_path):
     assert "as ntk does" not in told
 
 
-def test_an_error_is_json_where_json_is_asked_for(monkeypatch, capsys):
+def test_errors_are_json_with_the_json_option(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["ctxext", "inspect", "nowhere", "--json"])
     with pytest.raises(SystemExit) as stop:
         main()
@@ -143,7 +143,7 @@ def test_a_stopped_evaluation_names_resume(monkeypatch, run, tmp_path, capsys):
         assert expected in capsys.readouterr().err
 
 
-def test_a_stopped_search_is_not_told_to_start_again(monkeypatch, run, tmp_path):
+def test_a_stopped_search_prints_a_command_that_resumes(monkeypatch, run, tmp_path):
     """With --overwrite beside --resume it would delete the study that it should continue."""
     out, told = tmp_path / "best.yaml", []
 

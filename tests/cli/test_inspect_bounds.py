@@ -41,7 +41,7 @@ def test_what_bounds_it(model_type, run, tmp_path):
         ("xlnet", "mem_len (not set)"),
     ],
 )
-def test_what_a_configuration_leaves_out_is_transformers_own(model_type, words):
+def test_missing_values_of_a_configuration_are_defaults_of_transformers(model_type, words):
     config = {"model_type": model_type}
     usual = AutoConfig.for_model(model_type).to_dict()
     assert words.format(**usual) in bound_of(config, family_of(config))
@@ -56,7 +56,7 @@ def test_relative_keys_are_no_table_of_positions(run, tmp_path):
     assert run("convert", tmp_path, "--method", "table", "--factor", 2, "--dry-run").exit_code == 1
 
 
-def test_what_is_said_of_t5_and_mpt_is_so():
+def test_inspected_limits_of_t5_and_mpt_are_those_of_the_models():
     """Any length runs; MPT stops at max_seq_len, and with a larger one says the same of what it could read before."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 32, "d_model": 16, "decoder_start_token_id": 0}

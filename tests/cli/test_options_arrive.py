@@ -232,7 +232,7 @@ def test_eval_of_a_server(arrived):
     assert named["loading"] == Loading(server=ServerOptions(**OF_SERVER, num_concurrent=3, max_retries=7))
 
 
-def test_a_folder_is_chosen_where_none_is_named(arrived):
+def test_a_folder_is_chosen_by_default(arrived):
     Path("report").mkdir()
     Path("report-2").mkdir()
     (_, settings), named = arrived(("eval", "one"), "ctxext.evaluate.run.evaluate")
@@ -273,7 +273,7 @@ def test_search(arrived):
     }
 
 
-def test_a_search_that_was_stopped_goes_on_as_it_was(run, arrived, monkeypatch):
+def test_a_stopped_search_resumes_with_its_settings(run, arrived, monkeypatch):
     """The command that it shows asks the same of the same model; a token is not shown."""
 
     def stopped(*given, **named):
@@ -303,7 +303,7 @@ def test_a_command_to_repeat_contains_no_secret(monkeypatch):
         (("--storage", "mysql://host/x"), StudyPlace(name="best", storage="mysql://host/x")),
     ],
 )
-def test_where_a_study_is_kept(arrived, words, place):
+def test_the_option_study_sets_the_storage(arrived, words, place):
     _, named = arrived(("search", "some", "best.yaml", "--target-length", "2k", *words), "ctxext.cli.search.search")
     assert named["study"] == place
     assert (named["resume"], named["overwrite"]) == (False, False)
@@ -335,7 +335,7 @@ def test_push(arrived, monkeypatch):
     assert named.keys() == {"progress", "notify"}
 
 
-def test_one_thing_is_asked_of_push_at_a_time(arrived):
+def test_each_option_of_push_arrives(arrived):
     (_, _, options), _ = arrived(("push", "out", "me/name"), "ctxext.publish.push.prepare")
     assert options == PushOptions()
     for word, name in (("--private", "private"), ("--create-pr", "create_pr"), ("--adapter", "adapter")):
@@ -495,7 +495,7 @@ def test_every_choice_of_a_training_is_made_here():
     assert [name for name, value in made.items() if value == fields[name]] == []
 
 
-def test_a_result_is_asked_the_same_as_its_base(run, tmp_path, monkeypatch):
+def test_a_result_and_its_base_answer_the_same_questions(run, tmp_path, monkeypatch):
     """With the seed of the training, and only where there is a checkpoint to ask."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(import_module("ctxext.evaluate.plan"), "plan_questions", lambda *given: planned.append(given))

@@ -11,7 +11,7 @@ from ctxext.version import __version__
 from small_llama import make_llama
 
 
-def test_inspect_tells_what_the_files_say(run, llama):
+def test_inspect_prints_the_content_of_the_files(run, llama):
     result = run("inspect", llama)
     assert result.exit_code == 0
     assert "default schedule, theta 10000 · 8 dimensions" in result.stdout
@@ -26,7 +26,7 @@ def test_inspect_tells_what_the_files_say(run, llama):
     assert {name for name, entry in data["methods"].items() if entry["applies"]} == rotary
 
 
-def test_verify_says_by_its_exit_code_whether_all_is_well(run, llama, tmp_path):
+def test_the_exit_code_of_verify_shows_failures(run, llama, tmp_path):
     """Scripts read nothing else."""
     run("convert", llama, tmp_path / "out", "-m", "yarn", "--factor", 4)
     result = run("verify", tmp_path / "out", "--no-load", "--json")
@@ -74,7 +74,7 @@ def test_methods_lists_them_all(run):
 EXPERIMENTAL = {"bifocal", "rerope", "sinks", "window", "buckets", "distance-aware"}
 
 
-def test_experimental_methods_are_used_by_name_and_shown_when_asked_for(run, llama, tmp_path):
+def test_experimental_methods_are_listed_only_on_request(run, llama, tmp_path):
     assert {method.name for method in METHODS if method.is_experimental} == EXPERIMENTAL
     shown = run("methods").stdout
     rows = {line.split()[0].rstrip(",") for line in shown.splitlines() if re.match(r"  \S", line)}

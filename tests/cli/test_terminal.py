@@ -31,7 +31,7 @@ def test_controls_are_written_out(text, capsys):
     assert "\\x" in shown.out + shown.err or "\\u" in shown.out + shown.err or text == "a\rb"
 
 
-def test_markup_of_strangers_is_text(capsys):
+def test_untrusted_markup_is_printed_as_text(capsys):
     Output().result({}, "[bold]x[/bold] [/nothing] :smile: [red")
     assert capsys.readouterr().out == "[bold]x[/bold] [/nothing] :smile: [red\n"
 
@@ -55,7 +55,7 @@ def test_configurations_cannot_talk_to_the_terminal(run, llama, tmp_path):
         assert "\x1b" not in result.stdout + result.stderr
 
 
-def test_every_stage_shows_a_line_where_it_begins(capsys):
+def test_every_stage_prints_a_line_at_its_start(capsys):
     with Output().progress("converting") as advance:
         for label, done in (("one", 0), ("one", 1), ("one", 3), ("two", 0), ("two", 0), ("three", 0)):
             advance(label, done, 3)

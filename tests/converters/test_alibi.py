@@ -139,7 +139,7 @@ def bias_of(model, ids):
 
 
 @pytest.mark.parametrize("name", ALIBI)
-def test_it_trains_as_the_stock_model_does(name, sources, row_wise):
+def test_it_trains_like_the_unmodified_model(name, sources, row_wise):
     """Gradients by checkpointing are those without, in the forward that the rows' slopes belong to."""
     ids, gradients = tokens(2 * LENGTH), []
     for checkpointing in (False, True):
@@ -222,7 +222,7 @@ def test_it_is_replaced_and_not_stacked(row_wise, tmp_path):
     assert load(tmp_path / "out")(tokens(8 * LENGTH)).logits.isfinite().all()
 
 
-def test_code_that_the_source_names_is_not_asked_for(tmp_path):
+def test_code_named_by_the_source_is_not_loaded(tmp_path):
     """MPT and Falcon-RW were published with code of their own, whose configuration is no class of transformers."""
     source = tiny_encodings.save("mpt", tmp_path / "source")
     config = {**read_json(source / "config.json"), "auto_map": {"AutoConfig": "configuration_mpt.MPTConfig"}}
@@ -233,18 +233,18 @@ def test_code_that_the_source_names_is_not_asked_for(tmp_path):
     assert {place.partition(".")[0] for place in places.values()} == {"modeling_ctxext"}
 
 
-def test_a_bias_that_transformers_passes_over_is_told(tmp_path):
+def test_a_bias_that_transformers_ignores_is_reported(tmp_path):
     source = tiny_encodings.save("mpt", tmp_path / "source", more={"attn_config": {"alibi_bias_max": 16}})
     done = convert(str(source), tmp_path / "out", Recipe([NtkAlibi(factor=2)]), check=False)
     assert any("alibi_bias_max" in caution for caution in done.plan.cautions)
 
 
-def test_bloom_was_trained_on_2048_tokens_where_nothing_says_so():
+def test_bloom_has_2048_trained_tokens_by_default():
     assert model_config({"model_type": "bloom"}).encoding.trained_length == 2048
     assert model_config({"model_type": "bloom"}, 4096).encoding.trained_length == 4096
 
 
-def test_a_bias_goes_where_a_device_map_sends_it(row_wise):
+def test_a_device_map_moves_the_bias(row_wise):
     from accelerate.utils import send_to_device
 
     bias = bias_of(load(row_wise["bloom", NtkAlibi]), tokens(2 * LENGTH))

@@ -85,7 +85,7 @@ def test_an_encoder_alone(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "length"), [("t5", 512), ("mt5", 1024), ("longt5", 4096)])
-def test_where_nothing_says_the_length(name, length):
+def test_the_default_length_of_each_family_with_buckets(name, length):
     assert model_config({"model_type": name}).encoding.trained_length == length
     with pytest.raises(CtxextError, match="relative_attention_max_distance"):
         model_config({"model_type": name, "relative_attention_max_distance": -1})

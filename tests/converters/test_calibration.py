@@ -81,7 +81,7 @@ def test_the_first_layer_equals_the_plain_statistic(source, tmp_path):
     assert [list(row) for row in done.plan.recipe.steps[-1].ranks] == ranks
 
 
-def test_the_recipe_carries_the_order(source, tmp_path):
+def test_the_recipe_contains_the_calibrated_order(source, tmp_path):
     recipe = Recipe([Yarn(factor=4), MsPoE(head_order="calibrated", first_layer=1)])
     first = convert(str(source), tmp_path / "first", recipe)
     assert first.verification is not None

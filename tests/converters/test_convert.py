@@ -74,7 +74,7 @@ def test_nothing_is_shared_with_the_source(llama, tmp_path):
     assert (tmp_path / "out" / "notes" / "extra.txt").read_text() == "kept"
 
 
-def test_hard_links_are_asked_for_lose_their_write_bit_and_are_told(llama, tmp_path):
+def test_requested_hard_links_are_read_only_and_reported(llama, tmp_path):
     (llama / "model.safetensors").chmod(0o666)  # Anybody could write to the result by its other name.
     done = convert(str(llama), tmp_path / "out", YARN, link="hard")
     assert shared_with(llama, tmp_path / "out") == ["model.safetensors"]
@@ -143,7 +143,7 @@ def test_a_clone_is_the_first_choice(link, ioctl, llama, tmp_path):
 
 
 @pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL])
-def test_where_nothing_can_be_cloned_it_is_copied_unless_only_a_clone_will_do(number, ioctl, llama, tmp_path):
+def test_files_are_copied_if_they_cannot_be_cloned_unless_clones_are_required(number, ioctl, llama, tmp_path):
     ioctl.append(number)
     assert convert(str(llama), tmp_path / "out", YARN).written.how == "copied"
     ioctl.append(number)
@@ -153,7 +153,7 @@ def test_where_nothing_can_be_cloned_it_is_copied_unless_only_a_clone_will_do(nu
     assert not (tmp_path / "clone").exists()
 
 
-def test_a_broken_disk_is_not_taken_for_one_without_clones(ioctl, llama, tmp_path):
+def test_a_broken_disk_is_not_mistaken_for_one_without_clones(ioctl, llama, tmp_path):
     ioctl.append(errno.EIO)
     with pytest.raises(CtxextError, match="disk reports an error"):
         convert(str(llama), tmp_path / "out", YARN)
@@ -251,7 +251,7 @@ def test_overwrite_replaces_whole(llama, tmp_path):
     assert leftovers(tmp_path) == []
 
 
-def test_saving_over_the_result_never_reaches_the_source(llama, tmp_path):
+def test_saving_over_the_result_never_changes_the_source(llama, tmp_path):
     before = {path.name: path.read_bytes() for path in llama.iterdir()}
     convert(str(llama), tmp_path / "out", YARN)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
@@ -263,7 +263,7 @@ def test_saving_over_the_result_never_reaches_the_source(llama, tmp_path):
     assert {path.name: path.read_bytes() for path in llama.iterdir()} == before
 
 
-def test_scaling_twice_is_refused_unless_asked_for(llama, tmp_path):
+def test_scaling_twice_is_refused_by_default(llama, tmp_path):
     convert(str(llama), tmp_path / "yarn", YARN)
     with pytest.raises(CtxextError, match="already extended: yarn ×4 from 128 tokens") as caught:
         convert(str(tmp_path / "yarn"), tmp_path / "again", YARN)

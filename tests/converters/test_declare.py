@@ -168,7 +168,7 @@ def test_the_nested_text_model_of_llama_4():
     assert line == f"vllm serve ORG/NAME --hf-overrides {nested} --max-model-len 16384"
 
 
-def test_the_original_length_may_be_given():
+def test_an_option_sets_the_original_length():
     model = model_config({"model_type": "jamba", "max_position_embeddings": 262144}, 8192)
     assert not model.is_extended
     assert Declare(factor=64).edit(model).config["max_position_embeddings"] == 524288

@@ -86,7 +86,7 @@ def test_a_cell_without_a_run_is_not_known_and_never_another_method_s(cells):
     assert row(model_of(step_of("longrope")), "vLLM").status == EXACT
 
 
-def test_a_method_that_nobody_measured_is_not_known(cells):
+def test_an_unmeasured_method_is_not_known(cells):
     del cells["mrrope"]
     for engine in ("vLLM", "llama.cpp", "MLX"):
         assert row(model_of(step_of("mrrope")), engine).status == UNKNOWN
@@ -103,7 +103,7 @@ def test_without_the_redundant_keys(name, keys):
     assert "convert again" in bare.remark
 
 
-def test_what_config_json_says_where_nobody_noted_a_recipe():
+def test_config_json_without_a_recipe_is_read():
     assert schedules_of(model_of(Yarn(factor=4), recipe=False)) == ("yarn",)
     assert schedules_of(model_of(step_of("ntk-by-parts"), recipe=False)) == ("ntk-by-parts",)
     assert schedules_of(model_of(step_of("pi"), recipe=False)) == ("pi",)
@@ -113,7 +113,7 @@ def test_what_config_json_says_where_nobody_noted_a_recipe():
     assert row(model_of(Yarn(factor=4, truncate=False)), "MLX").remark == "yarn without truncate is untested"
 
 
-def test_mlx_says_what_to_take_instead():
+def test_the_reason_for_mlx_names_an_alternative():
     served = row(model_of(step_of("mrrope")), "MLX")
     assert served.status == WRONG
     assert "yarn and ntk-by-parts are exact" in served.remark
@@ -187,7 +187,7 @@ def test_several_position_axes_in_vllm():
         assert ("several position axes" in served.remark) == (status == WRONG)
 
 
-def test_the_argument_for_a_family_whose_own_model_is_wrong():
+def test_families_with_a_wrong_vllm_model_need_an_argument():
     """Gpt-oss has yarn in its code; the transformers backend is right, by every way to start vLLM."""
     plain = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
     for step, arguments in ((Yarn(factor=4), ""), (Ntk(factor=4), "--model-impl transformers")):

@@ -71,7 +71,7 @@ def test_a_note_of_training_in_a_schedule_blocks_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "positions"), [("rotary", "rotary"), ("alibi", "alibi"), ("other", "none")])
-def test_an_encoder_whose_own_code_encodes_positions_otherwise(kind, positions, tmp_path):
+def test_an_encoder_with_custom_positions_is_refused(kind, positions, tmp_path):
     """jina-embeddings-v3's file has the model type of a family with a table, and rotates."""
     config = {**ROBERTA, "position_embedding_type": kind, "auto_map": AUTO_MAP}
     assert family_of(config).positions == positions
@@ -183,7 +183,7 @@ def test_published_models_are_offered_what_can_be_planned(config, tmp_path):
             assert not reason, method.name
 
 
-def test_the_types_of_parts_are_told_as_such():
+def test_the_types_of_nested_models_are_reported_as_such():
     part = next(name for name, what in OTHERS.items() if what == "something else")
     with pytest.raises(CtxextError, match="no Auto class for language models loads it"):
         family_of({"model_type": part})

@@ -127,7 +127,7 @@ def test_edited_code_is_not_answered_for_but_another_version_is(unimported, monk
     assert rotary_classes.measured_rotations(stock.config, stock.family, [64]) is None
 
 
-def test_a_class_in_this_process_is_asked_itself():
+def test_a_class_imported_in_this_process_is_run():
     stock = converted(Yarn(factor=4))[-1]
     rotation.rotations(stock.config, [64])  # Imports it.
     assert rotary_classes.measured_rotations(stock.config, stock.family, [64]) is None

@@ -52,7 +52,7 @@ def test_what_would_have_no_effect_is_refused_and_nothing_is_written(llama, tmp_
     assert (tmp_path / "out" / "config.json").exists()
 
 
-def test_a_schedule_under_code_is_asked_for_too(llama, tmp_path, monkeypatch):
+def test_a_schedule_below_code_is_checked_too(llama, tmp_path, monkeypatch):
     ignoring(monkeypatch)
     with pytest.raises(CtxextError, match="yarn ×4 would have no effect"):
         convert(str(llama), tmp_path / "out", Recipe([Yarn(factor=4), MsPoE(head_order="fixed", first_layer=0)]))

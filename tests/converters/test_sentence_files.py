@@ -125,7 +125,7 @@ def test_the_newer_way_to_write_a_pooling(tmp_path):
 
 
 @pytest.mark.parametrize("fill", ["tile", "linear"])
-def test_a_table_of_which_fewer_rows_were_trained(fill, tmp_path):
+def test_a_table_with_fewer_trained_rows(fill, tmp_path):
     """The new rows are made of the trained ones, also in the place of those that came untrained."""
     source = make_encoder(tmp_path / "source")
     old = load_file(source / "model.safetensors")[TABLE]
@@ -153,7 +153,7 @@ def test_what_no_table_holds_is_refused(tmp_path):
             convert(str(source), tmp_path / "out", Recipe([Table(factor=factor)]), original_length=length)
 
 
-def test_a_model_in_a_folder_of_its_own_is_refused_with_what_to_do(tmp_path):
+def test_a_model_in_a_separate_folder_is_refused_with_a_hint(tmp_path):
     make_encoder(tmp_path / "0_Transformer")
     with pytest.raises(CtxextError) as caught:
         open_checkpoint(str(tmp_path))

@@ -47,7 +47,7 @@ def failed(out):
         ),
     ],
 )
-def test_truncation_is_edited_where_it_stands_and_nothing_else(before, after, llama, tmp_path):
+def test_only_truncation_is_edited_in_place(before, after, llama, tmp_path):
     (llama / "tokenizer.json").write_text(before)
     converted(llama, tmp_path)
     text = (tmp_path / "out" / "tokenizer.json").read_text()
@@ -137,7 +137,7 @@ def test_code_takes_no_files_place(name, llama, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_length_that_config_json_does_not_name_is_said(run, llama, tmp_path):
+def test_a_length_missing_in_config_json_is_reported(run, llama, tmp_path):
     message = "contains no context length: 2048 tokens is the default of its class"
     config = read_json(llama / "config.json")
     assert message not in run("convert", llama, tmp_path / "out", "-m", "yarn", "--factor", "2").stderr
@@ -184,7 +184,7 @@ def test_one_number_is_replaced_and_every_other_character_stays(seed):
 
 
 @pytest.mark.parametrize("keys", [("a",), ("b", "a")])
-def test_a_key_on_the_way_that_stands_there_twice_is_refused(keys):
+def test_a_duplicate_key_on_the_path_is_refused(keys):
     inner = '"a": 1, "c": [{"a": 3}], "a": 2'
     with pytest.raises(CtxextError, match=r'"x" has the key "a" twice'):
         with_number(f"{{{inner}}}" if len(keys) == 1 else f'{{"b": {{{inner}}}}}', "x", keys, 7)
@@ -194,7 +194,7 @@ def test_a_key_on_the_way_that_stands_there_twice_is_refused(keys):
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_a_kernel_that_the_config_asks_for_is_named(inside, llama):
+def test_a_kernel_required_by_the_config_is_named(inside, llama):
     config = json.loads((llama / "config.json").read_text())
     asked = {"_attn_implementation": "someone/kernel", "_experts_implementation": "grouped_mm"}
     (config.setdefault("inner", {}) if inside else config).update(asked)

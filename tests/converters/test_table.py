@@ -66,7 +66,7 @@ def test_a_family(model_type, tmp_path):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("fill", FILLS)
-def test_a_fill_is_what_its_reference_says(fill, dtype, tmp_path):
+def test_a_fill_matches_its_reference(fill, dtype, tmp_path):
     source = save("opt", tmp_path / "source", dtype=dtype)
     for factor, place in ((FACTOR, "whole"), (2.5, "half")):
         convert(str(source), tmp_path / place, Recipe([Table(factor=factor, fill=fill)]))
@@ -184,7 +184,7 @@ def refused(source, step, out, **options) -> CtxextError:
     return caught.value
 
 
-def test_a_table_is_not_lengthened_twice_nor_taken_back(tmp_path):
+def test_a_table_is_neither_lengthened_twice_nor_restored(tmp_path):
     source = save("gpt2", tmp_path / "source")
     convert(str(source), tmp_path / "once", Recipe([Table(factor=2)]))
     assert "already extended" in refused(tmp_path / "once", Table(factor=2), tmp_path / "out").message
@@ -192,7 +192,7 @@ def test_a_table_is_not_lengthened_twice_nor_taken_back(tmp_path):
     assert "source" in again.hint
 
 
-def test_inspect_and_convert_tell(tmp_path, run):
+def test_inspect_and_convert_report_the_rows_of_the_table(tmp_path, run):
     source = save("roberta", tmp_path / "source")
     shown = run("inspect", source).output
     assert "12 positions after 2 for others" in " ".join(shown.split())
@@ -272,7 +272,7 @@ def test_bf16_is_rounded_to_the_nearest_and_ties_to_even_as_torch_does():
 
 
 @pytest.mark.parametrize("width", [6, 7])
-def test_sinusoids_go_on(width):
+def test_sinusoids_continue_beyond_the_old_rows(width):
     """Vaswani et al. 2017, section 3.5: sines of p / 10000^(2i/d), then cosines; the old rows stay as they are."""
     old, special, new = 3, 1, 1500
     raw = np.full((special + old, width), 5.0, dtype="<f4").tobytes()

@@ -43,7 +43,7 @@ def recipe(ratio_max: float) -> Recipe:
     return Recipe([MsPoE(ratio_max=ratio_max, first_layer=0, head_order="fixed")])
 
 
-def test_a_model_that_does_not_load_is_told_as_that(llama_source, tmp_path):
+def test_a_model_that_does_not_load_is_reported_as_such(llama_source, tmp_path):
     source = open_checkpoint(str(llama_source))
     convert(str(llama_source), tmp_path / "out", recipe(1.8), check=False)
     config = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -73,7 +73,7 @@ MSPOE = MsPoE(ratio_max=1.8, first_layer=0, head_order="fixed")
         (("def choose(settings, layer, queries, keys, scaling):", "{}['gone']"), MSPOE, "KeyError: 'gone'"),
     ],
 )
-def test_a_fault_of_a_reference_is_not_told_as_one_of_the_model(change, step, message, llama, tmp_path, monkeypatch):
+def test_a_faulty_reference_is_not_reported_as_a_faulty_model(change, step, message, llama, tmp_path, monkeypatch):
     """In the clean process, where a method's own function fails or one that methods share."""
     folder = shutil.copytree(isolated_checks.SCRIPT.parent, tmp_path / "verify")
     (file,) = (path for path in (folder / "references").glob("*.py") if change[0] in path.read_text())
@@ -102,14 +102,14 @@ def test_a_fault_of_a_reference_of_a_schedule(monkeypatch):
         rotation.expected_frequencies([PositionInterpolation(factor=2)], PLAIN, 64)
 
 
-def test_a_script_s_other_faults_are_its_own():
+def test_other_faults_of_a_script_are_not_attributed_to_references():
     said = 'Traceback:\n  File "/a/script.py", line 3, in <module>\n  File "/a/yarn.py", line 7, in f\nKeyError: 1'
     failed = subprocess.CompletedProcess([], 1, "", said)
     assert isolated.fault_within(failed, ["/b/yarn.py"]) is None
     assert isolated.fault_within(failed, ["/a/yarn.py"]) == ("/a/yarn.py", "KeyError: 1 (yarn.py, line 7)")
 
 
-def test_a_reference_is_asked_again_in_each_layer():
+def test_a_reference_is_called_in_each_layer():
     expected = isolated_process.Expected.__new__(isolated_process.Expected)
     expected.positions, expected.angles, expected.rows = [0, 1], {}, None
     asked = SimpleNamespace(relation=lambda settings, layer, m, n, w: ([float(layer)], [0.0]))
@@ -119,7 +119,7 @@ def test_a_reference_is_asked_again_in_each_layer():
         assert angles.unique().tolist() == [float(layer)]
 
 
-def test_functions_that_a_module_lacked_are_gone_again():
+def test_replaced_functions_are_removed_afterwards():
     space = {"kept": 1}
     with model_process.replace_functions(space, {"kept": 2, "added": 3}):
         assert space == {"kept": 2, "added": 3}

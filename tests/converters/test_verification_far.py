@@ -145,7 +145,7 @@ def test_a_fixed_group_and_border(setting, check, tmp_path):
 
 
 @pytest.mark.parametrize("name", RELATIONS)
-def test_tokens_stand_where_rules_change(name, check, tmp_path):
+def test_tokens_are_at_the_borders_of_rules(name, check, tmp_path):
     length = 8192
     convert(str(source_of(tmp_path / "source", length)), tmp_path / f"where-{name}", Recipe([step_for(name)]))
     positions, settings = set(check[0]["positions"]), check[0]["steps"][0]

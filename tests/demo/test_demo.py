@@ -121,7 +121,7 @@ def answers_exactly(model, prompt):
     return logits[0, :-1].argmax(-1).tolist() == prompt.ids[-count:]
 
 
-def test_they_have_the_lengths_that_are_wanted_and_some_marks(tokenizer):
+def test_examples_have_the_requested_lengths_and_some_answers(tokenizer):
     documents = list(islice(long_examples(tokenizer, {128: 4, 512: 2}, seed=0), 12))
     assert [len(document.ids) for document in documents] == [128] * 4 + [512] * 2 + [128] * 4 + [512] * 2
     assert all(0 < sum(document.is_answer) < len(document.ids) for document in documents)
@@ -131,7 +131,7 @@ def test_they_have_the_lengths_that_are_wanted_and_some_marks(tokenizer):
 
 
 @pytest.mark.parametrize("length", [256, 2048])
-def test_every_answer_was_told_once_and_some_lie_far_back(tokenizer, length):
+def test_every_answer_occurs_once_and_some_are_distant(tokenizer, length):
     encoder = Encoder(tokenizer, chat_template=False)
     furthest = 0
     for seed in range(20):

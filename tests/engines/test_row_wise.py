@@ -129,7 +129,7 @@ def test_one_token_at_a_time(name, kind, monkeypatch):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_keys_that_are_kept_turned_are_those_that_the_engine_wrote_last(name, monkeypatch):
+def test_stored_rotated_keys_are_the_last_written(name, monkeypatch):
     """Two requests, then two others in the same blocks; a block is rotated once until it is written again."""
     monkeypatch.setattr(row_wise_module, "_PIECE", 2 * TOKENS * GROUPS * SIZE)
     kept, keep = [], RotatedKeys.keep
@@ -145,7 +145,7 @@ def test_keys_that_are_kept_turned_are_those_that_the_engine_wrote_last(name, mo
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if not name.startswith("window")])
-def test_keys_that_were_turned_by_other_frequencies_are_turned_again(name):
+def test_keys_are_rotated_again_after_a_change_of_frequencies(name):
     """The same blocks of the same request with another base, without a new write by the engine."""
     length, free = 150, [*range(BLOCKS)]
     random.Random(0).shuffle(free)
@@ -199,7 +199,7 @@ def test_blocks_with_strides_are_read_as_by_their_places(axis):
         (False, (torch.ones(1),), [100, 70], True),
     ],
 )
-def test_the_engines_attention_is_left_out_where_no_row_is_its_own(writes, more, lengths, runs):
+def test_the_attention_of_the_engine_is_skipped_if_no_query_needs_it(writes, more, lengths, runs):
     rows, layer = rows_of("self-extend"), SimpleNamespace()
     layer.attn_backend = SimpleNamespace(forward_includes_kv_cache_update=writes)
     about = SimpleNamespace(query_start_loc=torch.tensor([0, 5, 6]), seq_lens=torch.tensor(lengths))
@@ -261,7 +261,7 @@ def test_rows_know_which_heads_of_the_model_they_are():
     assert [(call.first_head, call.kv_heads) for call in seen] == [(6, GROUPS)]
 
 
-def test_the_border_is_where_rows_begin_to_differ():
+def test_the_border_is_the_first_different_query():
     assert rows_of("self-extend").first == LENGTH
     assert rows_of("sinks-short").first < LENGTH
 
@@ -283,7 +283,7 @@ def test_several_maps_act_from_the_first_border_on_the_innermost_first():
     assert order == [("outer", 0.3), ("inner", 0.3)]
 
 
-def test_a_map_for_each_layer_acts_from_its_own_border():
+def test_maps_of_layers_act_from_their_borders():
     rows = rows_of("self-extend")
     layered = SimpleNamespace(map=None, maps={layer: SimpleNamespace(first=50 + layer) for layer in (0, 1)})
     for rows.part.layer in (0, 1):
@@ -320,7 +320,7 @@ def test_gathered_keys_have_contiguous_columns(numbers):
         assert torch.equal(gathered[0, :, -1], blocks[-1, :, -4])
 
 
-def test_turned_keys_are_kept_if_those_of_all_layers_have_room(monkeypatch):
+def test_rotated_keys_are_stored_if_all_layers_fit(monkeypatch):
     engine, cache = Strided(), torch.randn(BLOCKS, GROUPS, TOKENS, 2 * SIZE)
     layout, name = Layout(engine, None, cache), next(iter(METHODS))
     one = rows_of(name)

@@ -69,7 +69,7 @@ def test_dynamic_is_wrong(made, note):
     assert max(differences) > 1
 
 
-def test_heads_of_a_rank_have_their_own_ratios(made, note, monkeypatch):
+def test_each_head_of_a_rank_has_its_ratio(made, note, monkeypatch):
     """Tensor parallelism: each of two processes has half of the heads."""
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # By default it needs a memory node per process.
     folder = made("mspoe by parts on yarn")

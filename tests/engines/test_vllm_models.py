@@ -86,7 +86,7 @@ def model(*layers, **changes):
     ("rank", "ranks", "heads", "first"),
     [(0, 1, 8, 0), (0, 4, 8, 0), (1, 4, 8, 2), (3, 4, 8, 6), (3, 8, 4, 1), (6, 8, 4, 3)],
 )
-def test_every_rank_begins_with_its_own_heads(rank, ranks, heads, first, plugin):
+def test_every_rank_begins_with_its_heads(rank, ranks, heads, first, plugin):
     """With more ranks than KV heads, several ranks have the same head."""
     plugin.place.rank, plugin.place.ranks = rank, ranks
     one = layer(0)
@@ -107,7 +107,7 @@ def test_every_rank_begins_with_its_own_heads(rank, ranks, heads, first, plugin)
         (None, None, None, False),  # The time of writing keys is unknown.
     ],
 )
-def test_turned_keys_are_kept_where_all_writes_are_seen(writes_in_forward, shares, transfer, keeps, plugin):
+def test_rotated_keys_are_stored_if_all_writes_are_observed(writes_in_forward, shares, transfer, keeps, plugin):
     one = layer(0)
     attention = one.self_attn.vllm_attention
     if writes_in_forward is not None:
@@ -147,13 +147,13 @@ ROTARY = SimpleNamespace(ctxext_layouts={None: ([0], None)}, inv_freq=torch.ones
         ({"cache_dtype": "fp8_e5m2"}, "--kv-cache-dtype auto"),
     ],
 )
-def test_what_was_not_worked_out_is_refused(changes, message, plugin):
+def test_unsupported_models_are_refused(changes, message, plugin):
     with pytest.raises(ValueError, match=message):
         attach(plugin, model(layer(0), **changes))
 
 
 @pytest.mark.parametrize("dtype", ["auto", "float16", "bfloat16", "float32"])
-def test_caches_that_hold_keys_as_they_are(dtype, plugin):
+def test_caches_with_unquantized_keys_are_accepted(dtype, plugin):
     attach(plugin, model(layer(0), cache_dtype=dtype))
 
 
@@ -165,7 +165,7 @@ def test_an_attention_that_is_not_known_is_refused(attention, plugin):
         attach(plugin, model(one))
 
 
-def test_layers_are_bound_once_vllm_has_made_its_own(plugin):
+def test_layers_are_bound_after_vllm_creates_its_layers(plugin):
     """The registered classes attach the maps."""
     for name in BACKEND:
         one, built = layer(0), getattr(plugin.module, name)()

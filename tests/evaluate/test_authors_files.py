@@ -299,7 +299,7 @@ def test_prompts_of_different_lengths_are_written_one_by_one(books, checkpoint):
         assert together[depth][row] == alone
 
 
-def test_what_is_missing_is_told_with_the_command_that_downloads_it(books, facts, checkpoint, tmp_path):
+def test_missing_files_are_reported_with_the_download_command(books, facts, checkpoint, tmp_path):
     def refusal(tasks, **more):
         options = {"lengths": (60,), "samples": 1, "allow_beyond": "lengths" in more, **more}
         with pytest.raises(CtxextError) as error:

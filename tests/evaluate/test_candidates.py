@@ -39,7 +39,7 @@ def test_what_does_not_apply_is_there_with_its_reason(demo):
         candidates_of(demo, {"stock": Yarn(factor=2)}, 2048)
 
 
-def test_presets_files_and_recipes_of_ones_own(demo, tmp_path):
+def test_presets_files_and_recipes_of_a_user(demo, tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("steps:\n- method: yarn\n  beta_fast: 16\n")
     preset, mine = candidates_of(demo, ("mspoe-paper", str(file)), 2048)
@@ -97,7 +97,7 @@ def test_the_words_make_the_recipe(demo, recipe):
     ("family", "names"),
     [("gpt2", ["table-tile", "table-linear"]), ("t5", ["buckets"])],
 )
-def test_other_encodings_have_methods_of_their_own(family, names, tmp_path):
+def test_other_encodings_have_their_own_candidates(family, names, tmp_path):
     import tiny_encodings
 
     source = open_checkpoint(str(tiny_encodings.save(family, tmp_path / family)))
@@ -121,7 +121,7 @@ def test_the_lengths_are_the_doubles_of_the_original():
         ({"target_length": 64, "minutes": 1, "harness": ("ruler",)}, "cannot be combined with --harness"),
     ],
 )
-def test_what_cannot_be_asked(given, expected):
+def test_invalid_options_of_a_comparison_are_refused(given, expected):
     with pytest.raises(CtxextError, match=expected):
         CompareOptions(**given)
 

@@ -73,7 +73,7 @@ def test_a_template_that_takes_all_memory(text):
 
 @pytest.mark.parametrize("text", ["{{ messages[0].content }}", "{{ 1 / 0 }}"])
 @pytest.mark.parametrize("before", [(resource.RLIM_INFINITY, resource.RLIM_INFINITY), (1 << 50, 1 << 51)])
-def test_the_limit_of_memory_is_set_and_taken_back(monkeypatch, tmp_path, before, text):
+def test_the_memory_limit_is_set_and_restored(monkeypatch, tmp_path, before, text):
     """As it was noted here, not as the process has it by now, which an earlier rendering may have left behind."""
     (tmp_path / "statm").write_text("1000 500 200 1 0 300 0\n")
     monkeypatch.setattr(chat_template, "_STATM", tmp_path / "statm")
@@ -95,7 +95,7 @@ def test_a_lower_limit_of_memory_stays(monkeypatch):
     assert limits == []
 
 
-def test_a_template_that_writes_far_more_than_was_said():
+def test_a_template_that_adds_many_tokens():
     with pytest.raises(CtxextError, match="it turns 37 characters into 2000000"):
         render_chat(with_template("{{ 'x y ' * 500000 }}"), SAID)
     long = [{"role": "user", "content": "w2 " * 500_000}]

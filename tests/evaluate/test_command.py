@@ -9,7 +9,7 @@ from ctxext.errors import CtxextError
 from hand_made import tiny_llama
 
 
-def test_the_tables_say_what_was_found(run, checkpoint, tmp_path):
+def test_the_tables_contain_the_results(run, checkpoint, tmp_path):
     out = tmp_path / "out"
     words = ["--task", "passkey,kv", "-t", "short", "--kv-ids", "number", "--lengths", "300,512", "--samples", "2"]
     result = run("eval", checkpoint, *words, "--depths", "0,50,100", "--out", out)
@@ -135,7 +135,7 @@ def test_bad_input_is_one_clear_line(run, checkpoint, tmp_path, monkeypatch, cas
     ],
     ids=["inside", "at the end", "beyond"],
 )
-def test_the_next_step_goes_on_where_this_one_ended(words, step, run, checkpoint, tmp_path):
+def test_the_next_command_continues_this_evaluation(words, step, run, checkpoint, tmp_path):
     words = ["--task", "passkey", "--samples", "1", "--depths", "1", *words, "--out", tmp_path / "out"]
     result = run("eval", checkpoint, *words)
     assert step.format(checkpoint) in " ".join(result.stderr.split())

@@ -91,7 +91,7 @@ def tiny(checkpoint):
     return run
 
 
-def test_all_is_asked_of_one_copy_of_the_weights(tiny, tmp_path, monkeypatch):
+def test_all_candidates_share_one_copy_of_the_weights(tiny, tmp_path, monkeypatch):
     loaded = []
     monkeypatch.setattr(Run, "_measure", lambda run, model, work, done: loaded.append(model.model.lm_head.weight))
     report = tiny()
@@ -101,7 +101,7 @@ def test_all_is_asked_of_one_copy_of_the_weights(tiny, tmp_path, monkeypatch):
     assert report["comparison"]["taken"] is None
 
 
-def test_a_comparison_goes_on_where_it_was(tiny, tmp_path, monkeypatch):
+def test_a_comparison_resumes(tiny, tmp_path, monkeypatch):
     tiny = functools.partial(tiny, samples=2)
     whole = tiny(out=tmp_path / "out")
     lines = (tmp_path / "out" / "cells.jsonl").read_text().splitlines()
@@ -114,7 +114,7 @@ def test_a_comparison_goes_on_where_it_was(tiny, tmp_path, monkeypatch):
     assert tiny(out=tmp_path / "out", resume=True)["comparison"]["verdict"] == again["comparison"]["verdict"]
 
 
-def test_when_the_time_is_up_all_were_asked_the_same_and_the_rest_is_said(tiny, monkeypatch):
+def test_at_the_time_limit_all_have_the_same_questions_and_the_rest_is_reported(tiny, monkeypatch):
     """The clock goes on by a second whenever it is asked, so that the minute ends in the second round."""
     rounds = []
     ticks = itertools.count()
@@ -153,7 +153,7 @@ def slow(monkeypatch):
     return now, pace
 
 
-def test_what_does_not_fit_is_refused_before_it_is_asked(tiny, slow, monkeypatch, run, checkpoint, tmp_path):
+def test_candidates_that_do_not_fit_are_refused_before_running(tiny, slow, monkeypatch, run, checkpoint, tmp_path):
     now, pace = slow
     pace[0] = 0.5
     monkeypatch.setattr(Run, "_measure", None)
@@ -180,7 +180,7 @@ def test_what_fits_is_estimated_first(tiny, slow, monkeypatch):
 
 
 @pytest.mark.parametrize(("can_share", "seconds"), [(True, 2 * 2 * 5), (False, 3 * 2 * 2 * 5)])
-def test_a_text_is_read_once_for_all_depths_where_they_share_a_cache(can_share, seconds):
+def test_a_text_is_read_once_for_depths_that_share_a_cache(can_share, seconds):
     settings = Settings(tasks=("needle",), samples=2, depths=(0.0, 0.5, 1.0))
     task = SimpleNamespace(name="needle", has_depths=True, num_questions=1)
     entry = SimpleNamespace(
@@ -235,7 +235,7 @@ def loaded(folder):
 
 
 @pytest.mark.parametrize("family", OTHERS)
-def test_positions_of_other_kinds_are_applied_as_they_are_converted(family, tmp_path):
+def test_other_encodings_are_applied_as_in_conversion(family, tmp_path):
     """Rows that a method writes are made in memory as a conversion writes them."""
     source = tiny_encodings.save(family, tmp_path / "source")
     stock = loaded(source)
@@ -252,7 +252,7 @@ def test_positions_of_other_kinds_are_applied_as_they_are_converted(family, tmp_
     assert torch.equal(tiny_encodings.logits(stock, 12), before)
 
 
-def test_a_table_is_asked_within_it_and_beyond_with_a_method(tmp_path):
+def test_a_table_is_measured_within_its_rows_and_longer_with_a_method(tmp_path):
     source = tiny_encodings.save_tokenizer(tiny_encodings.save("gpt2", tmp_path / "gpt2", more={"n_positions": 128}))
     asked = {"tasks": ("perplexity", "short"), "samples": 2}
     report = compare(str(source), target_length=256, methods=("table",), **asked)
@@ -269,7 +269,7 @@ def test_a_converted_checkpoint_is_compared_with_itself(tmp_path):
     assert report["comparison"]["models"][1]["inside"] is not None
 
 
-def test_stock_mpt_is_not_asked_beyond_the_biases_that_it_computes(tmp_path):
+def test_unmodified_mpt_is_not_measured_beyond_its_biases(tmp_path):
     source = tiny_encodings.save_tokenizer(tiny_encodings.save("mpt", tmp_path / "mpt", more={"max_seq_len": 128}))
     report = compare(str(source), target_length=256, methods=("ntk-alibi",), tasks=("perplexity",), samples=2)
     assert [model["lengths"] for model in report["models"]] == [[128], [128, 256]]

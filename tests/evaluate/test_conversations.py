@@ -282,7 +282,7 @@ def test_reasoning_has_room_and_the_last_answer_counts(tokenizer):
     assert GraphWalks().grade(f" [{nodes}]\nFinal Answer: []", SimpleNamespace(required=prompt.required)) == 1.0
 
 
-def test_reasoning_begins_the_assistant_s_turn():
+def test_reasoning_is_first_in_the_assistant_message():
     tokenizer = with_template("qwen2_5")
     (prompt,) = prompts_of(GraphWalks(), tokenizer, 4000, 1, reason=True)
     assert text_of(prompt, tokenizer).endswith("Final Answer: []<|im_end|>\n<|im_start|>assistant\n")

@@ -76,7 +76,7 @@ def test_who_guesses_is_right_by_chance(words, monkeypatch):
     assert sum(right) / len(right) == pytest.approx(1 / 8, abs=0.05)
 
 
-def test_passages_differ_in_their_fact_alone_and_have_the_asked_length(words):
+def test_passages_differ_only_in_their_fact_and_have_the_requested_length(words):
     (question,) = make_questions(Passages(), Encoder(words), LENGTH, [0], SETTINGS)
     for prompt, depth in zip(question, DEPTHS, strict=True):
         assert {len(passage) for passage in prompt.passages} == {LENGTH}
@@ -131,7 +131,7 @@ def counted(words, sees):
     [(lambda place: True, 0.0, 0.0), (lambda place: False, 1.0, 1.0), (lambda place: place < 34, 0.0, 1.0)],
     ids=["all", "nothing", "half"],
 )
-def test_the_curve_shows_where_a_model_knows(words, sees, beginning, end):
+def test_the_curve_shows_the_known_positions(words, sees, beginning, end):
     ids = list(range(9, 9 + 64))
     encoder = SimpleNamespace(get_end_tokens=lambda: [1])
     asked = SimpleNamespace(documents=lambda _: [[0, *ids]], lengths=(32, 64), longest=64, encoder=encoder, text="")

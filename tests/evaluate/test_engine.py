@@ -151,7 +151,7 @@ def test_the_longest_length_decides_what_it_has_positions_for(lengths):
     assert llm.options["hf_overrides"] == {"max_position_embeddings": max(lengths)}
 
 
-def test_what_the_engine_is_asked_for():
+def test_the_engine_receives_these_arguments():
     """A room of its own for each prompt, every token that ends an answer, and of each prompt the tokens given."""
     folder = open_checkpoint("demo").folder
     with closing(Vllm(folder, length=8, dtype="float32", ends=(8, 9))) as served:
@@ -167,7 +167,7 @@ def test_what_the_engine_is_asked_for():
     assert scores == pytest.approx([float(wanted[0, 6]), float(wanted[1, 7])], abs=1e-5)
 
 
-def test_what_must_be_minded_is_said(tmp_path):
+def test_the_report_has_the_warnings_of_the_engine(tmp_path):
     factors = tuple([1.0] * 4 + [4.0] * 12)
     convert("demo", tmp_path / "out", Recipe([LongRope(factor=4, short_factor=(1.0,) * 16, long_factor=factors)]))
     report = evaluate([str(tmp_path / "out")], Settings(**SMALL), loading=ENGINE)

@@ -43,7 +43,7 @@ def test_rulers_thirteen_are_one_sentence():
     assert len(findings({"models": [model]})) == 13, "twelve of them are not RULER"
 
 
-def test_lengths_at_which_nothing_was_found_are_told():
+def test_lengths_without_correct_answers_are_reported():
     (sentence,) = findings(asked({"a": {512: (10, 10), 1024: (0, 0)}}))
     assert sentence == "needle at 512 tokens: a finds 100 % (80–100); no correct answers at 1024 tokens."
     (sentence,) = findings(asked({"a": {512: (0, 0)}}))

@@ -39,7 +39,7 @@ def stub(monkeypatch):
     return asked
 
 
-def test_its_figures_stand_in_the_report(stub, checkpoint, tmp_path):
+def test_the_report_has_the_figures_of_the_harness(stub, checkpoint, tmp_path):
     settings = Settings(tasks=("passkey",), lengths=(300,), samples=1, harness=("niah",))
     report = evaluate([str(checkpoint)], settings, out=tmp_path)
     assert report["models"][0]["harness"] == {"niah": {"300": 0.5}}

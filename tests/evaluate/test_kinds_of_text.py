@@ -55,7 +55,7 @@ def test_each_kind_is_what_it_is_alone(checkpoint, places, tmp_path):
     assert "prose" in (tmp_path / "out" / "report.html").read_text()
 
 
-def test_a_stopped_run_goes_on(checkpoint, places, tmp_path):
+def test_a_stopped_run_resumes(checkpoint, places, tmp_path):
     settings = Settings(("perplexity",), (128,), samples=2, data=",".join(places))
     whole = evaluate(checkpoint, settings, loading=FP32, out=tmp_path / "out")
     log = tmp_path / "out" / "cells.jsonl"
@@ -92,7 +92,7 @@ def test_documents_of_different_kinds_are_not_paired():
     assert {text: one.mean for text, one in mine.loses_more_by_text(stock).items()} == {"code": 2.0, "prose": 0.25}
 
 
-def test_depths_are_asked_for_by_the_name_of_their_option():
+def test_depths_are_requested_by_the_option_name():
     with pytest.raises(CtxextError) as error:
         Settings(depths=())
     assert error.value.hint.endswith("--depths.")

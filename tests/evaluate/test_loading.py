@@ -47,7 +47,7 @@ def test_the_same_from_a_command(tmp_path, capfd, monkeypatch):
     assert said.count("\n") == 2
 
 
-def test_errors_of_the_process_are_heard_again(tmp_path, capfd):
+def test_standard_error_is_restored_after_a_failure(tmp_path, capfd):
     open_tokenizer(open_checkpoint("demo").folder)
     with pytest.raises(CtxextError):
         open_tokenizer(changed(tmp_path / "model", unknown_token))
@@ -100,7 +100,7 @@ def of_another_version(tmp_path_factory):
     return folder
 
 
-def test_code_of_another_version_is_told_before_anything_is_loaded(of_another_version):
+def test_code_of_another_version_is_reported_before_loading(of_another_version):
     info = info_of("mine", open_checkpoint(str(of_another_version)))
     with pytest.raises(CtxextError, match="this version of ctxext did not write") as caught:
         runs_foreign_code(info, Loading())
@@ -148,7 +148,7 @@ def test_auto_rounds_no_inverse_frequencies(monkeypatch, tmp_path):
         assert torch.equal(buffer, as_saved.get_buffer(name)), name
 
 
-def test_a_system_that_does_not_say(monkeypatch, tmp_path):
+def test_a_system_without_cpu_flags_uses_float32(monkeypatch, tmp_path):
     monkeypatch.setattr(loading, "_CPU_FLAGS", tmp_path / "nothing")
     assert loading.fast_cpu_dtype() == torch.float32
 

@@ -59,7 +59,7 @@ def test_answers_of_narrow_logits_are_scored_in_float32(monkeypatch):
     assert answer == pytest.approx(float(wanted), abs=1e-6)
 
 
-def test_no_cache_is_kept_of_a_long_text():
+def test_no_cache_is_stored_for_a_long_text():
     model, caches = tiny_llama(), []
     model.model.register_forward_hook(lambda _, given, output: caches.append(list(output)))
     token_losses(ready(model), IDS)
@@ -67,7 +67,7 @@ def test_no_cache_is_kept_of_a_long_text():
     assert not {"cache", "past_key_values"} & set().union(*caches)
 
 
-def test_losses_hang_on_no_text_before():
+def test_losses_do_not_depend_on_earlier_texts():
     """The stock dynamic schedule keeps the frequencies of the longest text it has seen."""
     dynamic = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
     loaded = ready(tiny_llama(max_position_embeddings=16, rope_scaling=dynamic))

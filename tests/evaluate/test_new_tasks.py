@@ -120,7 +120,7 @@ def test_associations_share_no_word_with_their_questions():
         assert not any(one[:4] == other[:4] for one in words for other in asked if len(one) > 3 and len(other) > 3)
 
 
-def test_every_task_fits_its_own_room(tokenizer):
+def test_every_task_fits_its_length(tokenizer):
     encoder = Encoder(tokenizer)
     for name in NAMES:
         if RETRIEVAL_TASKS[name].is_written:

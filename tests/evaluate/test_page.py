@@ -113,7 +113,7 @@ def test_effective_lengths_of_many_tasks_are_whole_at_80_columns():
         ((0, 0, 0), None),
     ],
 )
-def test_effective_length_is_by_the_models_own_figure(shares, length):
+def test_the_effective_length_is_relative_to_the_model(shares, length):
     cells = [cell("needle", n, right) for n, right in zip(LENGTHS, shares, strict=True)]
     effective = effective_lengths(cells)
     assert effective["length"] == effective["tasks"]["needle"]["length"] == length
@@ -169,7 +169,7 @@ def test_the_leaderboard_s_length_is_on_page_terminal_and_card():
     assert "| 95.0 | 90.0 | 20.0 |" in card
 
 
-def test_the_interval_ends_where_95_in_100_draws_lie():
+def test_the_interval_contains_95_of_100_draws():
     """Chances of getting no further than each length, from 1k on: 1.5 %, 2 %, 93 %, 2 % and 1.5 %."""
     cells = [cell("needle", 1024, 10**9, 10**9)]
     right = {2048: 92.2573, 4096: 91.8896, 8192: 78.3557, 16384: 84.4714}
@@ -234,7 +234,7 @@ def test_every_depth_counts_in_the_tables_of_page_terminal_and_card():
     assert findings(report)[0].startswith("needle at 2048 tokens: demo finds 60 % (42–75)")
 
 
-def test_how_it_was_asked_is_told():
+def test_the_page_shows_the_settings():
     report = make(["demo"])
     plain = render_page(report)
     report["settings"] |= {"filler": "same", "repeat_question": True}

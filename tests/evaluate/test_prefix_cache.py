@@ -111,7 +111,7 @@ def odd(way="", **changes):
 
 
 @pytest.mark.parametrize("way", ["refuses it", "keeps a token of its own", "gives another one back"])
-def test_where_a_model_does_something_else_with_its_cache_it_is_not_shared(way):
+def test_a_cache_with_other_uses_is_not_shared(way):
     assert not sharing_works(odd(way))
     assert sharing_works(odd())
 
@@ -151,7 +151,7 @@ def test_logits_may_differ_by_a_twentieth_of_their_spread(share, works):
     assert sharing_works(model) is works
 
 
-def test_the_vocabulary_may_stand_in_a_configuration_within_another():
+def test_a_nested_configuration_may_contain_the_vocabulary():
     model = odd()
     model.config = nested(model.config)
     assert sharing_works(model)

@@ -70,7 +70,7 @@ def test_prompts_have_the_exact_length_and_end_with_the_answer(tokenizer, task, 
 
 
 @pytest.mark.parametrize("num_needles", [1, 3, 4])
-def test_needles_stand_where_they_should(tokenizer, num_needles):
+def test_needles_are_at_their_depths(tokenizer, num_needles):
     depths = even_depths(5)
     task = Needle(num_needles=num_needles)
     pieces = task.pieces(random.Random("0 needle 2000 0 question"))
@@ -101,7 +101,7 @@ def test_pieces_of_a_tokenizer_that_marks_word_starts(word_start_tokenizer):
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
-def test_a_length_that_is_too_small_is_told_with_the_smallest_that_works(tokenizer, task):
+def test_a_too_small_length_is_refused_with_the_smallest_possible(tokenizer, task):
     encoder, settings = Encoder(tokenizer), Settings(samples=3)
     with pytest.raises(CtxextError, match="needs at least") as caught:
         check_fits(task, encoder, [30], settings)
@@ -149,7 +149,7 @@ def test_a_tokenizer_that_makes_nothing_of_text_is_refused():
         next(iter(long_examples(made_of({"<s>": 0}), {64: 1}, seed=0)))
 
 
-def test_a_tokenizer_that_fails_is_told_in_a_line():
+def test_a_failing_tokenizer_is_reported_in_one_line():
     broken = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordPiece(vocab={"b": 0}, unk_token="[UNK]")))
     with pytest.raises(CtxextError, match=r"The tokenizer fails: .*\[UNK\]"):
         Encoder(broken)

@@ -101,7 +101,7 @@ def questions_of(task, tokenizer, length, count=40):
         yield prompt, tokenizer.decode(prompt.ids[: -prompt.num_answer], skip_special_tokens=True)
 
 
-def test_walks_are_what_the_list_of_edges_says(tokenizer):
+def test_walks_match_the_list_of_edges(tokenizer):
     """Worked out again from the text of each prompt alone."""
     operations, sizes = set(), set()
     for prompt, text in questions_of(GraphWalks(), tokenizer, 3000):
@@ -127,7 +127,7 @@ def test_walks_are_what_the_list_of_edges_says(tokenizer):
 
 
 @pytest.mark.parametrize("task", MRCR_FLAT, ids=GROUPS["mrcr-flat"])
-def test_the_text_that_is_asked_for_is_the_nth_of_its_kind(task, tokenizer):
+def test_the_requested_text_is_the_nth_of_its_kind(task, tokenizer):
     asked = set()
     for prompt, text in questions_of(task, tokenizer, 4000, 12):
         number, kind, topic = re.search(r"to the (\d)\w\w \(1 indexed\) ([\w ]+) about (\w+)\.", text).groups()
@@ -140,7 +140,7 @@ def test_the_text_that_is_asked_for_is_the_nth_of_its_kind(task, tokenizer):
 
 
 @pytest.mark.parametrize("task", [*MRCR, *MRCR_FLAT], ids=[*GROUPS["mrcr"], *GROUPS["mrcr-flat"]])
-def test_the_noise_floor_that_is_told_is_that_of_any_of_the_texts(task):
+def test_the_reported_noise_floor_covers_all_texts(task):
     scores = []
     for seed in range(60):
         pieces = task.pieces(random.Random(seed))
@@ -230,7 +230,7 @@ def test_a_haystack_of_the_same_sentences_has_other_keys():
 
 
 @pytest.mark.parametrize("name", ["needle", "kv", "documents", "mrcr-flat-2", "ruler-vt", "graphwalks"])
-def test_a_question_is_asked_before_the_text_too(name, tokenizer):
+def test_a_question_is_also_before_the_text(name, tokenizer):
     of_kv = {"kv_ids": "number"} if name == "kv" else {}
     settings = Settings(tasks=(name,), depths=(0.0, 1.0), samples=2, repeat_question=True, **of_kv)
     (task,) = settings.retrieval_tasks()
@@ -261,7 +261,7 @@ def test_groups_are_their_tasks_and_help_names_groups():
         Settings(filler="same", haystack=Path("book.txt"))
 
 
-def test_questions_of_a_user_are_asked_in_ruler_s_words(tmp_path, tokenizer):
+def test_questions_of_a_user_have_ruler_s_wording(tmp_path, tokenizer):
     line = {
         "question": "Who?",
         "answers": ["Ann", "Ms Lee"],

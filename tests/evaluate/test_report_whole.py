@@ -83,7 +83,7 @@ def test_the_order_of_the_lines_does_not_matter():
     assert report(shuffle=1) == report(shuffle=2) == report()
 
 
-def test_cells_are_what_was_answered_whoever_asked_twice():
+def test_cells_are_equal_after_duplicate_questions():
     content = report(shuffle=3)
     for model in content["models"]:
         name = model["name"]
@@ -126,7 +126,7 @@ def test_a_loss_that_no_perplexity_can_be_written_of_ends_no_report():
     assert math.isfinite(report_of(["stock"], [record])["models"][0]["short"]["perplexity"])
 
 
-def test_the_cost_is_told_against_the_source_at_the_same_length_alone():
+def test_the_cost_is_relative_to_the_source_at_the_same_length():
     stock, extended, other = report(shuffle=5)["models"]
     assert stock["short"]["losses"] == [2.0, 3.0, 1.0]
     assert stock["short"]["loss"] == 750 / 350, "a long document counts for more"
@@ -156,7 +156,7 @@ def counted(task, shares, samples=100):
 
 
 @pytest.mark.parametrize(("right", "samples"), [*((right, 40) for right in (20, 29, 32, 35, 40)), (5, 10)])
-def test_a_few_answers_say_little_of_an_effective_length(right, samples):
+def test_few_answers_give_no_certain_effective_length(right, samples):
     """The chances of no length and of the shorter one, drawn by another generator from Jeffreys' betas."""
     rng, count = np.random.default_rng(0), 200_000
     first, later = (rng.beta(hits + 0.5, samples - hits + 0.5, count) for hits in (samples, right))
@@ -210,7 +210,7 @@ def test_points_with_more_tokens_count_for_more():
     assert "+0.40." in sentence
 
 
-def test_many_models_are_told_by_their_ends():
+def test_many_models_are_summarized_by_their_extremes():
     names = [f"m{number}" for number in range(10)]
     models = [facts(name, source="m3" if name != "m3" else None) for name in names]
     records = []
@@ -333,7 +333,7 @@ def test_the_title_names_three_models_at_most(count, title):
     assert f"<h1>Long context: {title}</h1>" in render_page(content)
 
 
-def test_every_reader_gets_the_picture_of_the_own_theme(monkeypatch):
+def test_every_reader_sees_the_picture_for_the_theme(monkeypatch):
     monkeypatch.setattr(pictures, "draw_losses", lambda report, *, theme, has_legend: Figure(theme))
     monkeypatch.setattr(pictures, "as_png", lambda figure: figure.theme.encode())
     page = render_page(report())
@@ -390,7 +390,7 @@ def test_a_cell_that_was_not_measured_keeps_the_others_in_their_columns():
 @pytest.mark.parametrize(
     ("trained", "is_marked"), [(None, False), (128, False), (256, True), (1023, True), (1024, False)]
 )
-def test_a_line_stands_where_training_ended_between_two_lengths(trained, is_marked):
+def test_a_line_marks_the_trained_length_between_two_lengths(trained, is_marked):
     content = report(("ext<i>",))
     content["models"][0]["trained_length"] = trained
     figure = pictures.draw_heat_maps(heat_map(content["models"], "needle"))
@@ -398,7 +398,7 @@ def test_a_line_stands_where_training_ended_between_two_lengths(trained, is_mark
     assert ("right of the line" in figure.get_supxlabel()) == is_marked
 
 
-def test_the_curves_stand_at_the_middle_of_their_tokens():
+def test_curves_are_drawn_at_the_middle_of_their_tokens():
     figure = pictures.draw_losses(report())
     (axes,) = figure.axes
     for number, name in enumerate(NAMES):

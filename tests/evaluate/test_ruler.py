@@ -162,7 +162,7 @@ def squad_related(text):
     return {f"{article}-{number}" for number in range(3)} - {f"{article}-{gold}"}
 
 
-def test_questions_are_asked_in_the_order_of_the_file(files, tokenizer):
+def test_questions_have_the_order_of_the_file(files, tokenizer):
     settings = Settings(tasks=("ruler",), depths=(0.0, 1.0), squad=files["squad"], hotpot=files["hotpot"])
     known = {context for contexts in PARAGRAPHS for context in contexts}
     squad = {

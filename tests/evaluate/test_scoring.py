@@ -103,7 +103,7 @@ def test_what_is_run_for_the_prompts_of_a_haystack(changes, common, options, run
     assert model.runs == runs
 
 
-def test_no_cache_is_cropped_where_layers_keep_something_else():
+def test_caches_with_other_states_are_not_cropped():
     model = noting(rope_scaling=DYNAMIC)  # Within 512 tokens it is fixed, so that sharing would do.
     model._is_stateful = True
     assert len(dict(score_depths(loaded_with(model), prompts(10), [0, 1]))) == 2
@@ -183,7 +183,7 @@ def test_a_cache_is_begun_in_one_run_and_continued_in_pieces_counted_from_the_en
     assert model.runs == [8, *runs]
 
 
-def test_an_answer_counts_where_each_of_its_tokens_is_the_likeliest():
+def test_an_answer_counts_if_each_of_its_tokens_is_the_likeliest():
     logits = torch.zeros(3, 4, 5)
     for row, said in enumerate([[1, 2, 3, 0], [4, 2, 3, 0], [1, 2, 4, 0]]):
         logits[row, range(4), said] = 1.0
@@ -235,7 +235,7 @@ def test_greedy_decoding_takes_none_of_the_checkpoint_s_settings_but_its_tokens(
         loaded_with(writer)._decode(tokens(2, 6), 2)
 
 
-def test_no_logits_of_an_earlier_step_are_kept():
+def test_logits_of_earlier_steps_are_freed():
     """32 steps of 4 rows with 151,936 words: one step's float32 logits take 2 MiB, those of all steps 74 MiB."""
     model = tiny_llama(
         vocab_size=151_936, hidden_size=8, intermediate_size=8, num_attention_heads=1, num_key_value_heads=1
@@ -268,7 +268,7 @@ def test_a_step_that_is_not_finite_ends_the_writing(monkeypatch):
     assert model.generation_config is settings
 
 
-def test_what_is_written_hangs_on_no_prompt_before_it(monkeypatch):
+def test_generated_text_does_not_depend_on_earlier_prompts(monkeypatch):
     """The stock dynamic schedule keeps the frequencies of the longest prompt it has seen."""
     loaded = loaded_with(tiny_llama(max_position_embeddings=64, rope_scaling=DYNAMIC))
     long, middle = (torch.arange(3, 3 + size)[None] for size in (400, 100))

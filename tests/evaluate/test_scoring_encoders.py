@@ -75,7 +75,7 @@ def test_what_has_no_mask_or_no_numbers_is_refused():
             score(loaded_with(model), TEXT)
 
 
-def test_a_causal_model_is_asked_for_each_token_from_those_before_it():
+def test_a_causal_model_predicts_each_token_from_the_previous_ones():
     loaded = loaded_with(tiny_llama(), kind="causal")
     assert torch.equal(masked.losses_of(loaded, TEXT), masked.token_losses(loaded, torch.tensor([TEXT]))[0])
 

@@ -135,7 +135,7 @@ POOLINGS = {
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_texts_are_pooled_and_cut_as_the_files_say(pooling, tmp_path):
+def test_texts_are_pooled_and_truncated_as_the_files_specify(pooling, tmp_path):
     loaded = loaded_from(make_encoder(tmp_path / "m", **POOLINGS[pooling]))
     assert loaded.pooler.length == 8
     text = [2, 7, 8, 9, 3]

@@ -74,7 +74,7 @@ def test_answers_on_one_reading_are_those_of_generate(num_needles, ends, forward
     assert on_one_reading(loaded, questions, [1, 3]) == {depth: alone[depth] for depth in (1, 3)}
 
 
-def test_a_prompt_that_decides_its_own_schedule_is_written_alone(forwards):
+def test_a_prompt_that_sets_the_schedule_is_generated_separately(forwards):
     dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     loaded = wrap_model("tiny", tiny_llama(max_position_embeddings=512, rope_parameters=dynamic), make_tokenizer())
     questions = make_questions(Documents(num_needles=5), loaded.encoder, LENGTH, range(1), Settings())
@@ -115,7 +115,7 @@ def test_each_question_is_answered_by_one_place_at_its_depth(task):
             assert not any(best_subspan_match(unit, answers) for unit in others)
 
 
-def test_every_question_has_its_own_answers():
+def test_every_question_has_separate_answers():
     encoder = Encoder(make_tokenizer())
     (question,) = make_questions(Documents(questions=QUESTIONS, num_needles=5), encoder, LENGTH, [0], Settings())
     assert {prompt.answers for prompt in question} < {one.answers for one in QUESTIONS}
@@ -129,6 +129,6 @@ def test_a_short_text_has_one_question():
         assert task.fit_to_length(encoder, 20_000).num_needles == 20
 
 
-def test_questions_of_a_file_that_answer_each_other_are_not_asked_of_one_text():
+def test_questions_that_answer_each_other_are_in_different_texts():
     same = tuple(Question(one.question, ("Ann Lee",), QUESTIONS[0].documents) for one in QUESTIONS)
     assert len(Documents(questions=same, num_needles=5).pieces(random.Random(0)).questions) == 1

@@ -60,7 +60,7 @@ def prompts(tokenizer):
 
 
 @pytest.mark.parametrize("option", [*VALUES, *CONTENTS])
-def test_an_option_is_declared_by_the_tasks_whose_prompts_it_changes(option, prompts, tmp_path):
+def test_tasks_declare_the_options_that_change_their_prompts(option, prompts, tmp_path):
     plain, given = prompts(), prompts(**{option: value_of(option, tmp_path)})
     changed = {name for name in plain if given[name] != plain[name]}
     assert changed == {name for name in plain if option in RETRIEVAL_TASKS[name].options}
@@ -116,7 +116,7 @@ def test_options_are_checked_again_with_the_tasks_of_the_model(tmp_path):
         options.settings("masked", 512)
 
 
-def test_a_comparison_has_defaults_of_its_own():
+def test_a_comparison_has_its_own_defaults():
     options = CompareOptions(target_length=2048)
     assert options.settings("causal", 512).tasks == ("needle", "short", "perplexity")
     assert options.settings("masked", 512).tasks == ("passages", "short")

@@ -58,7 +58,7 @@ def test_same_seed_same_text(task):
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
-def test_answer_stands_in_the_asked_needle_only(task):
+def test_the_answer_is_only_in_the_requested_needle(task):
     for seed in range(50):
         pieces = task.pieces(random.Random(seed))
         bare = pieces.questions[0].answer.strip(' "').removeprefix("Document ")
@@ -155,7 +155,7 @@ def test_files_that_are_no_files_are_not_waited_for(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["gz", "bz2", "xz", "zst"])
-def test_a_broken_archive_is_told(tmp_path, kind):
+def test_a_broken_archive_is_reported(tmp_path, kind):
     path = tmp_path / f"x.jsonl.{kind}"
     text = b'{"text": "a tower and a bridge"}\n' * 9
     whole = {"gz": gzip, "bz2": bz2, "xz": lzma}[kind].compress(text) if kind != "zst" else b"(\xb5/\xfd" + text

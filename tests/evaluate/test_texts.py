@@ -57,7 +57,7 @@ def test_a_question_ends_at_its_last_mark(question, asked, lead_in):
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_needles_go_to_the_nearest_boundary_in_tokens(seed):
+def test_needles_are_inserted_at_the_nearest_boundary_in_tokens(seed):
     """Units are of very different sizes; needles of one place keep their order."""
     rng = random.Random(seed)
     units = [[unit] * rng.choice((1, 2, 30)) for unit in range(rng.randrange(1, 8))]
@@ -108,7 +108,7 @@ def test_prose_differs_by_document_and_by_seed_alone():
     assert {len(ids) for ids in made(1)} == {500}
 
 
-def test_a_haystack_begins_anywhere_and_goes_round():
+def test_a_haystack_starts_anywhere_and_wraps_around():
     units = ["a", "b", "c", "d"]
     begun = set()
     for seed in range(40):
@@ -178,7 +178,7 @@ def test_cells_of_parquet_without_a_value_are_no_fields(tmp_path):
     assert [place.split(" of ")[0] for place, _ in records] == ["Row 1", "Row 2"]
 
 
-def test_a_tokenizers_panic_is_told_and_what_ends_the_process_is_not():
+def test_a_tokenizer_panic_is_reported_and_an_exit_is_not_caught():
     class PanicException(BaseException):
         pass
 

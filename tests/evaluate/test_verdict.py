@@ -59,14 +59,14 @@ def judged(records, names=("yarn", "dca"), refused=(), samples=TEXTS, reach=TARG
     return compare_results(report, records, candidates, plans)
 
 
-def test_a_stretch_that_begins_at_the_length_is_beyond_it():
+def test_a_bucket_that_begins_at_the_length_counts_as_longer():
     record = document("yarn", "perplexity", 0, 0.0)
     record["buckets"] = [[512.0 * n, 512] for n in range(4)]
     assert collect_results([record], TRAINED).losses == {("", 0): 2.0}
     assert collect_results([record], TRAINED + 1).losses == {("", 0): 2.5}
 
 
-def test_the_one_that_finds_surely_more_is_taken():
+def test_the_significantly_better_method_is_chosen():
     content = judged(cells("stock", 0.0) + cells("yarn", 0.5) + cells("dca", 1.0), refused=("pi",))
     assert (content["taken"], content["nearest"]) == ("dca", "dca")
     _, yarn, dca, pi = content["models"]
@@ -82,7 +82,7 @@ def test_the_one_that_finds_surely_more_is_taken():
     assert "yarn" not in content["verdict"], "it is surely behind"
 
 
-def test_lengths_at_which_nothing_fails_do_not_hide_a_difference():
+def test_lengths_without_failures_do_not_hide_a_difference():
     """As on the demo: at 512 and 1024 tokens nothing fails, at 2048 ntk finds half."""
     fillers = ("m3", "m4", "m5", "m6", "m7")
     names, lengths = ("ntk", "self-extend", *fillers), (TRAINED, 2 * TRAINED, TARGET)
@@ -101,7 +101,7 @@ def test_lengths_at_which_nothing_fails_do_not_hide_a_difference():
     assert "answers 100 % (92–100) of the questions beyond 512 tokens, stock 25 %" in content["verdict"]
 
 
-def test_what_is_found_within_the_original_length_decides_nothing_where_more_was_planned():
+def test_results_within_the_original_length_do_not_decide_if_longer_were_planned():
     lengths = (TRAINED, TARGET)
     content = judged(
         cells("stock", 0.0, TRAINED) + cells("yarn", 1.0, TRAINED) + cells("stock", 0.5) + cells("yarn", 0.5),
@@ -118,7 +118,7 @@ def test_what_is_found_within_the_original_length_decides_nothing_where_more_was
     assert only_inside["taken"] == "yarn", "nothing else was asked"
 
 
-def test_the_one_that_finds_the_most_beyond_is_taken_whatever_it_finds_within():
+def test_the_best_method_at_longer_lengths_is_chosen():
     lengths = (TRAINED, TARGET)
     records = [cells(name, share, TRAINED) for name, share in (("stock", 1.0), ("yarn", 0.0), ("dca", 1.0))]
     records += [cells(name, share) for name, share in (("stock", 0.0), ("yarn", 1.0), ("dca", 0.5))]
@@ -156,7 +156,7 @@ def test_equal_in_the_loss_is_decided_at_the_corrected_confidence():
     assert (few["taken"], many["taken"]) == ("yarn", "dca")
 
 
-def test_of_equal_methods_the_one_that_runs_in_more_engines_is_taken():
+def test_of_equal_methods_the_one_with_more_engines_is_chosen():
     other = SimpleNamespace(to_dict=lambda: {"engine": "MLX", "status": "exact", "arguments": "", "remark": ""})
     untried = SimpleNamespace(to_dict=lambda: {"engine": "SGLang", "status": "untried", "arguments": "", "remark": ""})
     records = cells("stock", 0.0) + cells("yarn", 1.0) + cells("dca", 1.0)
@@ -167,7 +167,7 @@ def test_of_equal_methods_the_one_that_runs_in_more_engines_is_taken():
         assert judged(read, serving=serving)["taken"] == more
 
 
-def test_of_two_that_find_as_much_the_cheaper_is_taken():
+def test_of_two_equally_accurate_methods_the_cheaper_is_chosen():
     found = cells("stock", 0.0) + cells("yarn", 1.0) + cells("dca", 0.92)
     read = documents("stock", 5.0) + documents("yarn", 2.0, inside=1.02) + documents("dca", 2.1)
     content = judged(found + read)
@@ -190,14 +190,14 @@ def test_no_zero_has_a_minus():
     assert "-0.000" not in content["verdict"] + same["verdict"]
 
 
-def test_what_stock_cannot_read_is_no_part_of_the_differences():
+def test_lengths_that_the_unmodified_model_cannot_read_are_not_compared():
     asked = cells("stock", 1.0, TRAINED) + cells("yarn", 1.0, TRAINED) + cells("yarn", 1.0)
     told = "cannot read more than 512 tokens; at 2048 tokens, methods are compared only with each other."
     assert told in judged(asked, names=("yarn",), reach=TRAINED)["verdict"]
     assert told not in judged(asked, names=("yarn",))["verdict"]
 
 
-def test_where_nothing_is_found_the_loss_beyond_decides():
+def test_without_correct_answers_the_loss_at_longer_lengths_decides():
     found = cells("stock", 0.0) + cells("yarn", 0.0) + cells("dca", 0.0)
     content = judged(found + documents("stock", 5.0) + documents("yarn", 2.0) + documents("dca", 4.9))
     assert content["taken"] == "yarn"
@@ -213,7 +213,7 @@ def test_a_loss_that_shows_as_zero_is_no_reason():
     assert content["verdict"].startswith("No method is significantly better than the unmodified model. Closest: yarn")
 
 
-def test_nothing_is_taken_that_may_be_chance():
+def test_insignificant_differences_choose_no_method():
     content = judged(cells("stock", 0.5) + cells("yarn", 0.6) + cells("dca", 0.4))
     assert (content["taken"], content["nearest"]) == (None, "yarn")
     assert content["verdict"].startswith("No method is significantly better than the unmodified model. Closest: yarn")
@@ -222,7 +222,7 @@ def test_nothing_is_taken_that_may_be_chance():
     assert none["verdict"].startswith("No method was measured")
 
 
-def test_what_is_found_less_is_not_taken_for_its_loss():
+def test_a_lower_loss_does_not_outweigh_fewer_correct_answers():
     read = documents("stock", 5.0) + documents("yarn", 2.0) + documents("dca", 5.0)
     content = judged(cells("stock", 1.0) + cells("yarn", 0.0) + cells("dca", 1.0) + read)
     assert content["taken"] is None
@@ -248,21 +248,21 @@ def test_the_more_methods_the_wider_their_intervals():
     assert halves[1] / halves[0] == pytest.approx(2.593093 / 2.200985)
 
 
-def test_only_texts_that_both_were_asked_are_compared():
+def test_only_texts_that_both_models_read_are_compared():
     stock = collect_results(cells("stock", 0.0, samples=range(4)), TRAINED)
     yarn = collect_results(cells("yarn", 1.0), TRAINED)
     assert yarn.finds_more(stock).texts == 4
     assert yarn.time_ratio(stock) is None, "their records cover other samples"
 
 
-def test_what_the_time_did_not_reach_is_said():
+def test_unmeasured_lengths_are_reported():
     content = judged(cells("stock", 0.0) + cells("yarn", 1.0, samples=range(5)), ("yarn",))
     assert content["not_reached"] == ["needle: time ran out after 5 of 12 questions per depth at 2048 tokens."]
     assert content["verdict"].endswith(content["not_reached"][0])
     assert judged(cells("stock", 0.0) + cells("yarn", 1.0), ("yarn",))["not_reached"] == []
 
 
-def test_how_long_it_would_take_is_said_where_something_was_not_asked_at_all():
+def test_the_needed_time_is_reported_if_a_length_was_not_measured():
     """By hand: 2 depths of one text took stock 1500 s each, so one text takes both models 2 × 2 × 25 minutes."""
     lines = [{**line, "seconds": 1500.0} for line in cells("stock", 0.0, samples=range(1))]
     content = judged(lines, ("yarn",))

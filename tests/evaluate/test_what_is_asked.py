@@ -46,7 +46,7 @@ def test_settings_that_mean_nothing(choices, message):
         Settings(**choices)
 
 
-def test_each_task_has_its_own_settings(tmp_path):
+def test_each_task_has_separate_settings(tmp_path):
     (tmp_path / "hay.txt").write_text("One sentence. Another sentence.")
     asked = {"question": "Who?", "answers": ["me"], "ctxs": [{"title": "t", "text": "It is me."}]}
     (tmp_path / "asked.jsonl").write_text(json.dumps(asked))
@@ -93,7 +93,7 @@ def test_depths_that_are_none(text):
         Settings(depths=parse_depths(text))
 
 
-def test_lengths_are_those_given_or_those_known():
+def test_lengths_are_requested_or_known():
     assert lengths_of(Settings(lengths=(512, 256, 512)), (64,)) == (256, 512)
     assert lengths_of(Settings(), (512, None, 128, 512)) == (128, 512)
 
@@ -126,7 +126,7 @@ def changed(part, **changes):
         ({**HEADER, "versions": {}}, "torch 2.9, now none"),
     ],
 )
-def test_only_the_same_run_is_gone_on_with(header, difference, tmp_path):
+def test_only_the_same_run_is_resumed(header, difference, tmp_path):
     ResultsLog(tmp_path).begin(HEADER, resume=False, overwrite=False)
     ResultsLog(tmp_path).begin(json.loads(json.dumps(HEADER)), resume=True, overwrite=False)
     with pytest.raises(CtxextError) as refused:
@@ -398,7 +398,7 @@ def planned(monkeypatch):
     return lengths
 
 
-def test_each_model_is_asked_at_its_lengths_or_beyond_at_those_of_all(planned):
+def test_each_model_is_measured_at_its_lengths_or_at_all(planned):
     usual = {"first": (512, 1024), "second": (256, 2048)}
     assert planned(Loading()) == (usual, {})
     assert planned(Loading(engine="vllm")) == (usual, usual), "an engine is checked for the lengths of each model"
@@ -407,13 +407,13 @@ def test_each_model_is_asked_at_its_lengths_or_beyond_at_those_of_all(planned):
     assert planned(Loading(engine="vllm"), allow_beyond=True) == (everything, everything)
 
 
-def test_only_who_allows_it_asks_beyond_a_context_length(planned):
+def test_measuring_beyond_the_context_length_needs_an_option(planned):
     with pytest.raises(CtxextError, match='"first" supports 1024 tokens, but a prompt length is 2048'):
         planned(Loading(), lengths=(2048,))
     assert planned(Loading(), lengths=(2048,), allow_beyond=True)[0] == {"first": (2048,), "second": (2048,)}
 
 
-def test_sources_are_read_from_where_they_are(tmp_path, monkeypatch):
+def test_sources_are_read_in_place(tmp_path, monkeypatch):
     opened = []
 
     def opening(place, revision=None):
@@ -547,7 +547,7 @@ def test_a_sliding_window_by_hand(rows, monkeypatch):
     assert max(len(ids) for ids, _ in calls) <= rows
 
 
-def test_every_question_is_of_its_own_seed_task_length_and_sample(tokenizer):
+def test_every_question_depends_on_seed_task_length_and_sample(tokenizer):
     from ctxext.data.encoding import Encoder
 
     encoder, task = Encoder(tokenizer, chat_template=False), PassKey(num_digits=9)
@@ -571,7 +571,7 @@ def rotary(tmp_path, **changes):
     return SimpleNamespace(name="m", checkpoint=checkpoint, context_length=128, has_table=False)
 
 
-def test_positions_that_an_engine_is_given(tmp_path):
+def test_positions_passed_to_an_engine(tmp_path):
     one = rotary(tmp_path)
     assert serving._make_overrides(one, 128) == {}
     assert serving._make_overrides(one, 129) == {"hf_overrides": {"max_position_embeddings": 129}}
@@ -603,14 +603,14 @@ def test_positions_that_an_engine_is_given(tmp_path):
         (None, None, ()),
     ],
 )
-def test_where_an_engine_stops(generation, config, ends, tmp_path):
+def test_the_end_tokens_of_an_engine(generation, config, ends, tmp_path):
     if generation is not None:
         (tmp_path / "generation_config.json").write_text(json.dumps(generation))
     content = {} if config is None else {"eos_token_id": config}
     assert serving._read_ends(Checkpoint("m", tmp_path, content)) == ends
 
 
-def test_an_engine_is_given_prompts_without_their_answers():
+def test_an_engine_receives_prompts_without_answers():
     asked = []
 
     def complete(ids, text, *, max_tokens, logprobs):

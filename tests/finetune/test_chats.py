@@ -142,7 +142,7 @@ def test_every_template_trains_every_conversation():
             assert num_answers == len(answers) == (1 if chat == "one" else 2) - left_out, where
 
 
-def test_where_the_template_marks_answers_transformers_finds_the_same():
+def test_marked_answers_equal_those_of_transformers():
     compared = 0
     for name, template in TEMPLATES.items():
         if not re.search("{%-? generation", template) or name.startswith("glm"):
@@ -168,7 +168,7 @@ def test_where_the_template_marks_answers_transformers_finds_the_same():
     assert compared >= 90
 
 
-def test_answers_of_weight_zero_are_told_apart_where_the_template_marks_them():
+def test_answers_of_weight_zero_are_recognized_by_marks_of_the_template():
     messages = [{**message, "weight": 1} for message in CHATS["two"]["messages"]]
     for number, expected in ((1, ["Ans2.<|end|>\n<|endoftext|>"]), (3, ["Ans1.<|end|>\n"])):
         weighted = [{**message, "weight": int(at != number)} for at, message in enumerate(messages)]
@@ -211,7 +211,7 @@ def read(tmp_path, name, *records, **more):
     return documents_of(tokenizer, path, **more), tokenizer
 
 
-def test_what_is_left_out_is_said(tmp_path):
+def test_omitted_records_are_reported(tmp_path):
     documents, _ = read(tmp_path, "qwen3", CHATS["two"], CHATS["thinking"], CHATS["one"])
     report = write_sequences(documents, tmp_path, num_needed={512: 9}, pack="restart", end=0)
     options = TrainingOptions(length=512, steps=1, batch_size=1, pack="restart").resolve(window=512, trained_length=512)
@@ -222,7 +222,7 @@ def test_what_is_left_out_is_said(tmp_path):
     assert documents.chats.left_out == {"tools": 1, "calls of tools": 1, "thinking": 1}
 
 
-def test_where_all_records_are_skipped_the_first_reason_is_said(tmp_path):
+def test_the_first_reason_is_reported_if_all_records_are_skipped(tmp_path):
     documents, _ = read(
         tmp_path, "llama3", {"messages": [user("Hi")]}, {"messages": [user("Hello")]}, skip_bad_rows=True
     )
@@ -258,7 +258,7 @@ def test_prompts_and_completions_may_be_messages(tmp_path):
 @pytest.mark.parametrize(
     ("following", "stop"), [("<s>[INST]", "</s>"), ("<|end|>[INST]", "<|end|>"), ("[INST]", "</s>")]
 )
-def test_the_token_that_begins_a_turn_is_no_end_token(following, stop):
+def test_the_token_that_begins_a_message_is_no_end_token(following, stop):
     """The token after an answer with a reply ends it, unless it is the BOS token."""
     reader = ChatReader.__new__(ChatReader)
     reader.tokenizer = SimpleNamespace(bos_token="<s>", eos_token="</s>")

@@ -107,7 +107,7 @@ def test_every_step_has_its_length(share, start, steps):
     assert options.count_sequences() == {1024: max(1, wanted[1024]), **{n: c for n, c in wanted.items() if n != 1024}}
 
 
-def test_short_steps_are_of_use_where_they_differ():
+def test_short_steps_help_if_they_differ():
     assert not any(resolve(length=128, short_share=0.5).is_short(step) for step in range(10))
     pose = resolve(positions="pose", short_share=0.5)
     assert [pose.is_short(step) for step in range(4)] == [False, True, False, True], "without skips"
@@ -124,7 +124,7 @@ def test_epochs_come_to_whole_steps(epochs, sequences, steps):
 
 
 @pytest.mark.parametrize(("length", "target"), [(4, 7), (4, 4), (1, 3), (5, 2)])
-def test_pose_reaches_every_cut_and_skip_and_no_other(length, target):
+def test_pose_draws_every_cut_and_skip(length, target):
     seen = {tuple(draw_pose_positions(length, target, random.Random(seed))) for seed in range(400)}
     skips = range(max(0, target - length) + 1)
     cuts = range(1, max(1, length - 1) + 1)
@@ -138,7 +138,7 @@ def test_pose_skips_are_uniform():
     assert abs(sum(skips) / len(skips) - 24) < 1.5
 
 
-def test_positions_restart_even_where_a_row_begins_within_a_document():
+def test_positions_restart_in_sequences_that_begin_within_a_document():
     assert make_restarting_positions([False, False, True, False, True, True]) == [0, 1, 0, 1, 0, 0]
 
 
@@ -267,7 +267,7 @@ LINES = [
 
 
 @pytest.mark.parametrize(("counts", "choices", "lines"), LINES)
-def test_what_is_said_of_the_data(counts, choices, lines):
+def test_the_report_of_the_data(counts, choices, lines):
     report = data_report(**counts)
     shorter = 50 * 128 if "num_shorter" in counts else 0
     assert count_tokens(report, 1024) == 102400 + shorter
@@ -367,7 +367,7 @@ def test_the_line_of_a_step(tmp_path, monkeypatch):
             line.on_log(None, state(6), None, {"loss": loss})
 
 
-def test_a_second_ctrl_c_is_python_s_own():
+def test_a_second_ctrl_c_raises_keyboard_interrupt():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         stop, control = StopAfterStep(), SimpleNamespace(should_save=False, should_training_stop=False)
@@ -481,13 +481,13 @@ def test_a_run_is_known_by_its_model_data_and_choices(tmp_path):
         ),
     ],
 )
-def test_what_a_published_file_says_of_the_training(choices, masked, table, expected):
+def test_a_published_file_describes_the_training(choices, masked, table, expected):
     base = fitting(learned=table, masked=masked)
     notes = _make_notes(base, SimpleNamespace(options=resolve(**choices)), {"name": "books"})
     assert {name: notes[name] for name in expected} == expected
 
 
-def test_each_length_has_a_curve_of_its_own():
+def test_each_length_has_its_own_curve():
     (axes,) = draw_training([(1, 4.0), (2, 3.0), (3, 9.0), (4, 1.0)], [64, 64, 8, 64]).axes
     curves = [(line.get_label(), [*line.get_xdata()], [*line.get_ydata()]) for line in axes.lines]
     assert [one[1:] for one in curves[::2]] == [([1, 2, 4], [4.0, 3.0, 1.0]), ([3], [9.0])], "points"
@@ -507,14 +507,14 @@ def reading_of(forward, positions="full"):
     return prepare._get_reading(base, model, None, positions)
 
 
-def test_positions_begin_where_the_family_begins_to_count():
+def test_positions_begin_at_the_first_index_of_the_family():
     assert reading_of(lambda input_ids, position_ids: None).first_index == 2
     assert reading_of(lambda input_ids: None).first_index is None
     with pytest.raises(CtxextError, match="computes positions internally"):
         reading_of(lambda input_ids: None, "pose")
 
 
-def test_cards_of_a_training_say_what_it_was_made_of(tmp_path, monkeypatch):
+def test_cards_of_a_training_list_its_data(tmp_path, monkeypatch):
     facts = []
     monkeypatch.setattr(card, "card_metadata", lambda checkpoint: {"license": "mit"})
     monkeypatch.setattr(card, "cautions_of", lambda checkpoint, recipe, model: ("Mind the gap.",))
@@ -532,7 +532,7 @@ def test_cards_of_a_training_say_what_it_was_made_of(tmp_path, monkeypatch):
     assert (facts[1].source, facts[1].revision, facts[1].recipe) == ("me/long", "def", None)
 
 
-def test_the_card_of_an_adapter_says_how_its_base_was_made(tmp_path):
+def test_the_card_of_an_adapter_describes_its_base(tmp_path):
     folder = make_base(tmp_path)
     config = json.loads((folder / "config.json").read_text())
     config["ctxext"]["source"] = "me/llama"
@@ -548,7 +548,7 @@ def test_the_card_of_an_adapter_says_how_its_base_was_made(tmp_path):
     assert "convert" not in card.render_adapter_card(Checkpoint("me/long", folder, config, revision="def"))
 
 
-def test_sixteen_curves_are_told_apart_and_a_single_step_can_be_drawn():
+def test_sixteen_curves_are_distinct_and_a_single_step_is_drawn():
     assert len({series_style(number) for number in range(16)}) == 16
     assert as_png(draw_training([(1, 2.0)], [64]))
     many = draw_training([(step, 2.0) for step in range(1, 41)], [2 ** (step // 3) for step in range(40)])

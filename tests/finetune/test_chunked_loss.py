@@ -102,7 +102,7 @@ def given_to_the_base(model, **given):
     return {name: value for name, value in seen[0].items() if name != "input_ids"}, loss
 
 
-def test_the_base_model_is_given_what_is_said_and_keeps_no_cache():
+def test_the_base_model_receives_all_arguments_and_no_cache():
     model, ids = make("llama"), torch.randint(3, 50, (1, 23))
     use_chunked_loss(model, 7)
     places = torch.arange(23)[None]
@@ -114,7 +114,7 @@ def test_the_base_model_is_given_what_is_said_and_keeps_no_cache():
 
 @pytest.mark.parametrize(("training", "known"), [(True, True), (True, False), (False, True)])
 @pytest.mark.parametrize("items", [None, 10])
-def test_what_a_source_says_counts_in_training_where_it_knows_the_positions(training, known, items):
+def test_distillation_counts_only_known_positions(training, known, items):
     model, source = make("llama").train(training), make("qwen3")
     ids, places = torch.randint(3, 50, (2, 23)), torch.arange(23).expand(2, -1)
     with torch.no_grad():
@@ -140,7 +140,7 @@ class Told:
 
 
 @pytest.mark.parametrize("parts", [1, 3, 4])
-def test_the_loss_of_each_part_of_the_positions_is_told_outside_training(parts):
+def test_the_loss_by_position_is_reported_only_in_evaluation(parts):
     model = make("llama")
     losses = Told(parts)
     use_chunked_loss(model, 5, by_position=losses)

@@ -64,7 +64,7 @@ def test_training_uses_the_accelerator_that_torch_reports(machine, monkeypatch, 
 
 
 @pytest.mark.parametrize("name", [*KINDS, "no accelerator"])
-def test_frozen_weights_keep_their_type_where_bf16_is_native(machine, name):
+def test_frozen_weights_keep_their_type_if_bf16_is_native(machine, name):
     kind, is_native = machine(name), name in {*NATIVE, "NPU"}
     precision = precision_of()
     assert precision.weights == ("auto" if is_native else torch.float32)

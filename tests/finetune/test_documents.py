@@ -46,7 +46,7 @@ def test_a_completion_is_learned_with_its_end(tmp_path, tokenizer):
     assert document == Document([2, 3, 4, 1])
 
 
-def test_what_the_assistant_says_is_learned(tmp_path, tokenizer):
+def test_messages_of_the_assistant_are_learned(tmp_path, tokenizer):
     (document,) = read(tmp_path, tokenizer, {"messages": CHAT})
     whole = tokenizer(tokenizer.apply_chat_template(CHAT, tokenize=False), add_special_tokens=False)["input_ids"]
     assert list(document.ids) == whole
@@ -89,7 +89,7 @@ def test_other_records_are_refused(tmp_path, tokenizer, record, message):
     assert any(way in refused.value.hint for way in ways)
 
 
-def test_a_template_that_changes_what_was_said_is_refused(tmp_path, tokenizer):
+def test_a_template_that_changes_messages_is_refused(tmp_path, tokenizer):
     """For example those that drop earlier thoughts: the wrong tokens would be marked."""
     tokenizer.chat_template = "{{ messages | length }} " + TEMPLATE
     with pytest.raises(CtxextError, match="no answer that the chat template renders the same as during generation"):
@@ -107,7 +107,7 @@ def test_messages_of_weight_zero_are_read_and_not_learned(tmp_path, tokenizer):
     assert learned(document) == [6, 7, 1]
 
 
-def test_alpaca_s_records_are_messages_where_there_is_a_template(tmp_path, tokenizer):
+def test_records_of_alpaca_become_messages_with_a_template(tmp_path, tokenizer):
     asked = {"instruction": "w2 w3", "input": "", "output": "w4"}
     assert read(tmp_path, tokenizer, asked) == read(tmp_path, tokenizer, {"messages": CHAT[:2]})
     tokenizer.chat_template = None
@@ -115,7 +115,7 @@ def test_alpaca_s_records_are_messages_where_there_is_a_template(tmp_path, token
     assert learned(document) == [4, 1]
 
 
-def test_bad_rows_are_counted_where_that_is_asked_for(tmp_path, tokenizer):
+def test_bad_records_are_counted_on_request(tmp_path, tokenizer):
     rows = [{"text": "w2"}, {"txt": "w3"}, {"messages": [{"role": "assistant"}]}, {"text": "w4", "id": 7}]
     documents = documents_of(tokenizer, write_records(tmp_path / "data.jsonl", rows), skip_bad_rows=True)
     assert sorted(list(document.ids) for document in documents) == [[2], [4]]
@@ -209,7 +209,7 @@ RECORDS = [
 
 
 @pytest.mark.parametrize(("record", "read", "unused"), RECORDS)
-def test_records_in_our_own_fields(record, read, unused):
+def test_records_in_the_documented_fields(record, read, unused):
     reader = RecordReader()
     assert reader.read(record, "line 1") == read
     assert set(reader.unused) == unused

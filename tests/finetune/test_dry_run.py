@@ -20,7 +20,7 @@ def plan(base, options=QUICK, **others):
     return plan_training(str(base), lambda *_: map(Document, documents()), options, **others)
 
 
-def test_it_says_what_a_training_reports(base, tmp_path):
+def test_the_dry_run_reports_the_numbers_of_a_training(base, tmp_path):
     options = dataclasses.replace(QUICK, steps=3)
     planned, done = plan(base, options), tune(base, tmp_path / "out", options)
     assert planned.data == done.data
@@ -31,7 +31,7 @@ def test_it_says_what_a_training_reports(base, tmp_path):
     assert json.dumps(planned.to_dict())
 
 
-def test_work_and_logits_grow_as_the_shapes_say(base):
+def test_work_and_logits_are_proportional_to_the_shapes(base):
     model, options = load(base), QUICK.resolve(window=128, trained_length=32)
     cost = Cost(model, options, learned_share=0.5)
     matrices = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48) + 32 * 5 + 64 * 32

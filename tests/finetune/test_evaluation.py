@@ -43,7 +43,7 @@ def test_the_loss_by_position_is_the_models(base, tmp_path):
     assert max(by_position) - min(by_position) > 0.01, "so that the parts can be told apart"
 
 
-def test_needles_are_asked_as_an_evaluation_asks_them(tmp_path):
+def test_needles_are_measured_as_in_an_evaluation(tmp_path):
     folder = open_checkpoint("demo").folder
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -78,7 +78,7 @@ def report_losses(monkeypatch):
 STEPS_THAT_CHANGE_MUCH = {"save_every": 1, "learning_rate": 0.3, "schedule": "constant", "warmup": 0.0}
 
 
-def test_the_best_save_is_taken(base, tmp_path, report_losses):
+def test_the_best_save_is_merged(base, tmp_path, report_losses):
     lines = []
     measured = report_losses(5.0, 4.0, 2.0, 3.0, 4.0)
     options = change(steps=5, keep_best=True, **STEPS_THAT_CHANGE_MUCH)

@@ -126,7 +126,7 @@ def stopped(base, tmp_path_factory):
 
 @pytest.mark.parametrize("content", [b"", b"not a save", "list"])
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
-def test_a_damaged_save_is_told_in_one_line(base, stopped, tmp_path, name, content):
+def test_a_damaged_save_is_reported_in_one_line(base, stopped, tmp_path, name, content):
     out = tmp_path / "out"
     file = shutil.copytree(stopped, training_folder(out)) / "checkpoint-2" / name
     assert file.is_file()
@@ -162,7 +162,7 @@ def test_resume_refuses_other_settings_and_another_recipe(base, stopped, tmp_pat
     assert tune(base, out, change(save_every=1), resume=True)
 
 
-def test_more_steps_go_on_from_the_last_save(base, tmp_path):
+def test_more_steps_continue_from_the_last_save(base, tmp_path):
     out, steps, lines = tmp_path / "out", [], []
     with pytest.raises(Stopped):
         tune(base, out, change(save_every=2), progress=stop_after(5))
@@ -196,7 +196,7 @@ def test_a_quantized_base_is_refused_before_it_is_trained(base, tmp_path):
         ({"positions": "pose"}, "run-on"),
     ],
 )
-def test_the_packing_that_is_suggested_goes_with_the_other_options(base, tmp_path, options, way):
+def test_the_suggested_packing_fits_the_other_options(base, tmp_path, options, way):
     records = [{"prompt": f"w{2 + n} w5 ", "completion": "w7 w8"} for n in range(8)]
     lines = []
     data = TrainingData(records=tuple(records))
@@ -249,7 +249,7 @@ def test_a_source_is_trained_within_its_window(tmp_path):
     tune(out, tmp_path / "again", change(length=None, steps=1))
 
 
-def test_what_this_machine_lacks_is_said(base, tmp_path, monkeypatch):
+def test_missing_hardware_is_reported(base, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(CtxextError, match="needs bitsandbytes") as caught:
         tune(base, tmp_path / "out", change(quantize="4bit"))

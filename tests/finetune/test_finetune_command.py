@@ -60,7 +60,7 @@ def test_quiet_leaves_only_the_result(base, data, tmp_path):
     assert "parameters trained" in result.stdout
 
 
-def test_adapter_and_merge_by_itself(base, data, tmp_path):
+def test_an_adapter_can_be_merged_separately(base, data, tmp_path):
     result = run("finetune", base, tmp_path / "lora", "--data", data, *OPTIONS, "--no-merge")
     assert f"ctxext merge {base} {tmp_path / 'lora'}/adapter MERGED" in result.stderr
     result = run("merge", base, tmp_path / "lora" / "adapter", tmp_path / "merged", "--json")

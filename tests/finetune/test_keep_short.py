@@ -93,7 +93,7 @@ def test_training_stays_closer_to_the_source(tmp_path):
     assert away["kept"] < 0.5 * away["free"]
 
 
-def test_what_it_needs_is_said(tmp_path):
+def test_missing_requirements_are_reported(tmp_path):
     rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 10000.0}
     foreign = save_llama(tmp_path / "foreign", rope_parameters=rope, max_position_embeddings=128)
     with pytest.raises(CtxextError, match="--keep-short needs the source"):

@@ -94,7 +94,7 @@ def test_a_tokenizer_without_a_mask_is_refused(tokenizer):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_loss_is_measured_on_other_data_and_the_best_save_kept(tmp_path):
+def test_the_loss_is_measured_on_other_data_and_the_best_save_stays(tmp_path):
     base, lines = make_base(tmp_path, "bert"), []
     held_out = Tokens([[number % 35 + 5 for number in range(48)]])
     tune(base, tmp_path / "out", change(keep_best=True), eval_data=held_out, notify=lines.append)

@@ -262,7 +262,7 @@ def test_places_name_the_line(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["nowhere.jsonl", "./nowhere", "/a/b", "a/b/c", "books.txt"])
-def test_a_missing_file_is_not_asked_of_the_hub(name, monkeypatch):
+def test_a_missing_file_is_not_requested_from_the_hub(name, monkeypatch):
     def fail(*_, **__):
         raise AssertionError("the Hub was asked")
 

@@ -78,7 +78,7 @@ def test_other_rows_and_caches_are_sdpas(tmp_path):
         assert torch.equal(one, two)
 
 
-def test_models_with_an_attention_of_their_own_stay_as_they_are():
+def test_models_with_custom_attention_are_unchanged():
     eager = build(CONFIGS["one reach"])
     eager.set_attn_implementation("eager")
     assert not attend_by_document(eager)
@@ -86,7 +86,7 @@ def test_models_with_an_attention_of_their_own_stay_as_they_are():
 
 
 @pytest.mark.parametrize("is_changed", [True, False])
-def test_a_mask_of_the_square_is_said(base, tmp_path, monkeypatch, is_changed):
+def test_a_square_mask_is_reported(base, tmp_path, monkeypatch, is_changed):
     if not is_changed:
         monkeypatch.setattr(import_module("ctxext.finetune.models"), "attend_by_document", lambda model: False)
     lines = []

@@ -64,7 +64,7 @@ def test_what_is_put_into_out_meanwhile_stays(given, base, tmp_path):
     assert (tmp_path / "out-2" / "model.safetensors").is_file()
 
 
-def test_only_what_is_said_may_go(base, tmp_path):
+def test_only_confirmed_files_may_be_replaced(base, tmp_path):
     out = tmp_path / "out"
     tune(base, out, SHORT, merge=False)
     with pytest.raises(CtxextError, match="not empty"):

@@ -35,7 +35,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_the_published_numbers_reach_the_run(options_of, name):
+def test_published_values_arrive_in_the_run(options_of, name):
     options, result = options_of("--preset", name)
     assert {key: getattr(options, key) for key in PUBLISHED[name]} == PUBLISHED[name]
     changed = {key for key, value in vars(options).items() if value != getattr(TrainingOptions(), key)}
@@ -53,7 +53,7 @@ def test_every_preset_is_listed_with_its_source():
         assert preset.source.split()[0] in result.stdout
 
 
-def test_files_and_the_command_line_stand_above_a_preset(options_of, tmp_path):
+def test_files_and_the_command_line_override_a_preset(options_of, tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text(yaml.safe_dump({"rank": 8, "alpha": 9}))
     for words in (("--preset", "read-inside", "--config", file), ("--config", file, "--preset", "read-inside")):

@@ -121,7 +121,7 @@ def launched(name):
     return arguments, {key: value for key, value in prepare_multi_gpu_env(arguments).items() if "FSDP" in key}
 
 
-def test_examples_say_what_they_are_for():
+def test_examples_launch_with_their_documented_settings():
     fsdp, environment = launched("fsdp2.yaml")
     assert fsdp.use_fsdp
     assert environment["FSDP_VERSION"] == "2"

@@ -111,7 +111,7 @@ def test_without_a_usable_save_a_run_never_begins_again_in_silence(folder):
     assert saves.notes == tuple(f"skipped checkpoint-{step}: it has no {STATE}" for step in (4, 2))
 
 
-def test_what_lies_where_a_save_is_written_is_removed(tmp_path):
+def test_existing_files_at_a_save_are_removed(tmp_path):
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / STATE).write_text("{}")
     (tmp_path / "link").symlink_to("kept")

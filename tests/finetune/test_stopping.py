@@ -84,7 +84,7 @@ def test_a_step_of_many_sequences_is_left_between_two(base, straight, tmp_path, 
     assert weights(out) == expected
 
 
-def test_sigterm_is_repeated_by_launchers_and_the_save_goes_on():
+def test_a_repeated_sigterm_does_not_stop_the_save():
     before = signal.getsignal(signal.SIGTERM)
     stop, control = StopAfterStep(), SimpleNamespace(should_save=False, should_training_stop=False)
     with raise_on_sigterm():

@@ -60,7 +60,7 @@ def test_all_weights_of_a_model_with_a_table(model_type, tmp_path):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("model_type", ["gpt2", "roberta"])
-def test_stopped_and_taken_up_again_equals_a_straight_run(model_type, tmp_path):
+def test_a_resumed_run_equals_an_uninterrupted_one(model_type, tmp_path):
     base = make_base(tmp_path, model_type)
     tune(base, tmp_path / "straight")
     with pytest.raises(Stopped):
@@ -72,7 +72,7 @@ def test_stopped_and_taken_up_again_equals_a_straight_run(model_type, tmp_path):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("model_type", ["gpt2", "opt", "bert", "roberta"])
-def test_skipped_positions_reach_rows_that_short_windows_do_not(model_type, tmp_path):
+def test_skipped_positions_train_rows_that_short_windows_do_not(model_type, tmp_path):
     base = make_base(tmp_path, model_type)
     tune(base, tmp_path / "plain", change(length=LENGTH, short_share=0.0))
     tune(base, tmp_path / "pose", change(positions="pose", short_share=0.0, batch_size=8))
@@ -100,7 +100,7 @@ def test_sinusoids_stay_what_they_are(tmp_path):
         ("gpt2", {"length": 48}, "--length 48 is above the context length"),
     ],
 )
-def test_what_does_not_go_with_such_a_model_is_refused(model_type, options, message, tmp_path):
+def test_options_that_do_not_fit_such_a_model_are_refused(model_type, options, message, tmp_path):
     base = make_base(tmp_path, model_type)
     with pytest.raises(CtxextError, match=message):
         tune(base, tmp_path / "out", change(**options))
@@ -111,7 +111,7 @@ def test_what_does_not_go_with_such_a_model_is_refused(model_type, options, mess
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("model_type", ["gpt2", "roberta"])
-def test_a_dry_run_says_what_it_would_take(model_type, tmp_path):
+def test_a_dry_run_reports_time_and_memory(model_type, tmp_path):
     base = make_base(tmp_path, model_type)
     plan = plan_training(str(base), lambda *_: iter(texts()), OPTIONS)
     assert plan.num_trained > table_of(base).numel()

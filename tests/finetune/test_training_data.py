@@ -88,7 +88,7 @@ def make(folder, trained=8, **changes):
     return Sequences(folder, options)
 
 
-def test_every_row_of_a_step_jumps_by_itself(tmp_path):
+def test_every_sequence_of_a_step_has_its_own_jump(tmp_path):
     """A batch has as many distances as rows; the same seed gives the same ones."""
     data, again = (make(tmp_path, steps=2, batch_size=16, short_share=0.0, positions="pose", length=4096) for _ in "ab")
     rows = [tuple(data[index]["position_ids"][0].tolist()) for index in range(32)]
@@ -114,7 +114,7 @@ def marked(size, answer, first=2):
     return Document(list(range(first, first + size)), [False] * (size - answer) + [True] * answer)
 
 
-def test_marked_documents_stay_whole_where_they_fit_best(tmp_path):
+def test_marked_documents_stay_whole_in_the_best_fit(tmp_path):
     data = [marked(3, 1), marked(9, 2), marked(5, 1), marked(17, 1)]
     report, rows = write_marked(tmp_path, {4: 9, 8: 9, 16: 9}, "off", data)
     assert [row[:9] for row in rows] == [[starting(ignored(2)), *map(ignored, range(3, 9)), 9, 10]]

@@ -154,7 +154,7 @@ def test_numbers(data, method):
 
 @fuzz
 @given(mutated(ADAPTER), st.booleans())
-def test_adapters_in_the_place_of_a_model(config, with_config):
+def test_adapters_instead_of_a_model(config, with_config):
     with a_folder() as place:
         files = {"adapter_config.json": json.dumps(config).encode(), "adapter_model.safetensors": weights(TENSORS)}
         write(place / "in", files | ({"config.json": json.dumps(LLAMA).encode()} if with_config else {}))

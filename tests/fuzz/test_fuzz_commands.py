@@ -157,7 +157,7 @@ def test_unfinished_evaluations(server, made, data):
 
 @fuzz
 @given(st.one_of(TEXT, ROWS), st.sampled_from(["txt", "jsonl"]), st.sampled_from(["perplexity", "documents"]))
-def test_texts_to_ask_about(server, made, content, suffix, task):
+def test_broken_texts_for_tasks(server, made, content, suffix, task):
     with a_folder() as place:
         (place / f"data.{suffix}").write_bytes(content)
         option = "--data" if task == "perplexity" else "--documents"

@@ -65,7 +65,7 @@ def as_nobody_writes_it(content: dict, kind: str) -> bytes:
 
 @fuzz
 @given(st.sampled_from(sorted(WHOLE)), st.sampled_from(KINDS), st.sampled_from(["yarn", "self-extend"]))
-def test_texts_as_nobody_writes_them(name, kind, method):
+def test_texts_in_unusual_notations(name, kind, method):
     files = {other: json.dumps(content).encode() for other, content in WHOLE.items()}
     files |= {name: as_nobody_writes_it(WHOLE[name], kind), "model.safetensors": weights(TENSORS)}
     with a_folder() as place:

@@ -129,7 +129,7 @@ def test_the_template_in_the_file(demo):
 
 
 @pytest.mark.parametrize(("length", "is_enough"), [(511, True), (512, True), (513, False)])
-def test_a_file_with_less_room_than_was_asked_for_is_refused(demo, length, is_enough):
+def test_a_file_with_a_shorter_context_than_requested_is_refused(demo, length, is_enough):
     """Its context length is 512."""
     if is_enough:
         assert LlamaCpp(demo, length=length, dtype="fp32", threads=1).attention == (

@@ -135,7 +135,7 @@ def test_llama_cpp_rotates_as_transformers(gguf, tmp_path, step):
     assert open_gguf(conversion.out).model.encoding.usable_length == wanted.usable_length
 
 
-def test_partial_rotation_and_a_head_of_its_own_length(gguf, tmp_path):
+def test_partial_rotation_and_a_separate_head_length(gguf, tmp_path):
     values = keys_of("stablelm", rope__dimension_count=8)
     conversion = convert_gguf(gguf(values=values), tmp_path / "out.gguf", Recipe([Yarn(factor=4)]))
     assert conversion.plan.model.rotary.dim == 8
@@ -155,14 +155,14 @@ def test_partial_rotation_and_a_head_of_its_own_length(gguf, tmp_path):
     ],
     ids=lambda value: getattr(value, "name", value),
 )
-def test_what_llama_cpp_cannot_carry_is_refused(gguf, tmp_path, step, architecture, says):
+def test_unsupported_schedules_are_refused_for_llama_cpp(gguf, tmp_path, step, architecture, says):
     source = gguf(values=keys_of(architecture))
     with pytest.raises(CtxextError, match=says):
         convert_gguf(source, tmp_path / "out.gguf", Recipe([step]))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m.gguf"]
 
 
-def test_every_method_is_carried_or_has_a_reason(gguf):
+def test_every_method_is_supported_or_has_a_reason(gguf):
     reasons = converting.check_methods(open_gguf(gguf()))
     names = {method.name for method in METHODS if method.encoding == "rotary" and not method.is_experimental}
     assert set(reasons) == names
@@ -202,7 +202,7 @@ def test_a_schedule_is_not_put_on_another(gguf, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["yarn", "linear"])
-def test_a_schedule_of_the_sources_own(gguf, kind):
+def test_a_schedule_of_the_source(gguf, kind):
     values = keys_of(rope__scaling__type=kind, rope__scaling__factor=4.0, rope__scaling__original_context_length=128)
     model = open_gguf(gguf(values=values))
     assert (model.model.rotary.rope_type, model.model.encoding.trained_length) == (kind, 128)
@@ -419,7 +419,7 @@ def test_split_output_of_ours_may_be_replaced(split, tmp_path):
 
 @pytest.mark.parametrize("ends", [KeyboardInterrupt, None], ids=["interrupted", "killed"])
 @pytest.mark.parametrize("is_there", [False, True], ids=["new", "overwritten"])
-def test_no_first_part_stands_beside_parts_of_another_run(split, tmp_path, monkeypatch, is_there, ends):
+def test_first_parts_and_parts_of_another_run_are_not_mixed(split, tmp_path, monkeypatch, is_there, ends):
     """After any rename, a file with the name of the first part loads only with its own parts."""
     first = split(tensors=({"a.weight": b"1" * 40}, {FACTORS: bytes(32)}, {"c.weight": b"3" * 60}))
     with_divisors(tmp_path / "m-00002-of-00003.gguf", (1.0,) * 8)
@@ -605,7 +605,7 @@ def test_published_models_are_known_in_gguf_too(gguf, run, architecture, more, l
     assert open_gguf(path, 1024).model.rotary.trained_length == 1024
 
 
-def test_a_schedule_without_an_original_length_asks_for_it(gguf, tmp_path, run):
+def test_a_schedule_without_an_original_length_requires_it(gguf, tmp_path, run):
     """As for a checkpoint: with 512 tokens as the original length, ×4 would be ×16."""
     linear = gguf(values=keys_of(rope__scaling__type="linear", rope__scaling__factor=4.0))
     listed = convert_gguf(gguf("p.gguf"), tmp_path / "a.gguf", Recipe([Llama3(factor=4)])).out
@@ -714,7 +714,7 @@ def test_tensors_move_by_whole_blocks(tmp_path, gguf, alignment):
     assert verify_gguf(twice, source)[-1].is_passed
 
 
-def test_copies_go_on_at_a_block(tmp_path, monkeypatch):
+def test_copies_resume_at_a_block(tmp_path, monkeypatch):
     """A chunk that begins within a block would be copied instead of cloned."""
     source, starts = tmp_path / "source", []
     source.write_bytes(bytes(range(256)) * 64)
@@ -917,7 +917,7 @@ def test_a_full_disk_is_seen_before_anything_is_written(gguf, tmp_path, monkeypa
         convert_gguf(source, tmp_path / "b.gguf", Recipe([Yarn(factor=4)]))
 
 
-def test_a_wrong_result_is_not_kept(gguf, tmp_path, monkeypatch):
+def test_a_wrong_result_is_deleted(gguf, tmp_path, monkeypatch):
     wrong = {"context_length": 2048, "rope.scaling.type": "linear", "rope.scaling.factor": 4.001}
     monkeypatch.setattr(converting, "schedule_of", lambda rotary, architecture: (wrong, None))
     with pytest.raises(CtxextError, match="differs from the recipe"):
@@ -1014,7 +1014,7 @@ def test_a_checkpoint_is_exported_with_its_recipe(llama, sources, tmp_path, step
     assert not [path for path in tmp_path.iterdir() if "export" in path.name]
 
 
-def test_a_plain_checkpoint_is_exported_as_it_is(llama, sources, tmp_path, run):
+def test_a_plain_checkpoint_is_exported_unchanged(llama, sources, tmp_path, run):
     result = run("export", "gguf", llama, tmp_path / "out.gguf", "--llama-cpp", sources, "--json")
     assert json.loads(result.stdout)["difference"] < 1e-6
     assert not open_gguf(tmp_path / "out.gguf").recipe

@@ -82,7 +82,7 @@ def test_latent_attention_scales_all_scores(gguf, tmp_path, step, rotated, score
     assert all(check.is_passed for check in verify_gguf(out, source))
 
 
-def test_deepseeks_own_schedule_is_read_and_inherited(gguf, tmp_path):
+def test_the_schedule_of_deepseek_is_read_and_inherited(gguf, tmp_path):
     more = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0, "rope__dimension_count": 8}
     more |= {"rope__scaling__original_context_length": 128, MULTIPLIER: 0.0707}
     model = open_gguf(gguf("deepseek2", **more))
@@ -94,7 +94,7 @@ def test_deepseeks_own_schedule_is_read_and_inherited(gguf, tmp_path):
         open_gguf(gguf("deepseek2", **{**more, MULTIPLIER: "1"}))
 
 
-def test_the_temperature_of_mistral_begins_where_it_began(gguf, tmp_path):
+def test_the_temperature_of_mistral_keeps_its_start(gguf, tmp_path):
     source = gguf("mistral3", **MINISTRAL)
     assert open_gguf(source).model.rotary.parameters["attention_factor"] == 1
     for step in (Yarn(factor=8), Ntk(factor=8), Llama3(factor=8)):

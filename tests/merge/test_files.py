@@ -110,7 +110,7 @@ def test_every_file_comes_along_but_weights_in_other_forms_and_an_older_adapter(
     assert [*manifest["weights"]] == ["model.safetensors"]
 
 
-def test_what_lies_at_out_goes_only_where_that_is_said(tmp_path, model, adapter):
+def test_existing_output_is_replaced_only_on_request(tmp_path, model, adapter):
     out = tmp_path / "out"
     merge(str(model), adapter, out)
     with pytest.raises(CtxextError, match="is not empty"):
@@ -147,7 +147,7 @@ def test_what_another_run_finished_meanwhile_is_seen_before_anything_is_written(
     assert names(out) == ["config.json"]
 
 
-def test_a_shard_that_is_missing_is_told_before_the_adapter_is_looked_at(tmp_path, adapter):
+def test_a_missing_shard_is_reported_before_the_adapter_is_read(tmp_path, adapter):
     index = json.dumps({"weight_map": {EMBEDDING: "model.safetensors", HEAD: "model-2.safetensors"}})
     model = make(tmp_path / "model", **{"model.safetensors.index.json": index})
     with pytest.raises(CtxextError, match=r"model-2\.safetensors"):
@@ -179,7 +179,7 @@ def test_a_tie_that_training_cut_is_cut_in_the_configuration_and_in_the_index(tm
 
 
 @pytest.mark.parametrize("is_cut", [False, True])
-def test_where_the_language_model_is_nested_its_tie_is_cut_there_too(tmp_path, is_cut):
+def test_the_tie_of_a_nested_language_model_is_removed_too(tmp_path, is_cut):
     text = {**LLAMA, "model_type": "gemma3_text", "head_dim": 4}
     config = {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
     inside = "model.language_model.embed_tokens.weight"
@@ -212,7 +212,7 @@ def test_whether_the_output_embedding_is_the_input_embedding(tmp_path, model_typ
     assert ties_of(tmp_path / "model", config, TENSORS) == ({HEAD: EMBEDDING} if is_tied else {})
 
 
-def test_where_the_class_names_no_ties_the_input_embedding_is_found_by_its_size(tmp_path, monkeypatch):
+def test_the_input_embedding_is_recognized_by_its_size_without_named_ties(tmp_path, monkeypatch):
     monkeypatch.setattr(LlamaForCausalLM, "_tied_weights_keys", None)
     shapes = {"a": (6,), "b": (6, 1, 4), "c": (4, 6), HEAD: (6, 4), "z.weight": (6, 4)}
     tensors = {name: torch.ones(shape) for name, shape in shapes.items()}
@@ -221,7 +221,7 @@ def test_where_the_class_names_no_ties_the_input_embedding_is_found_by_its_size(
     assert ties_of(tmp_path / "none", LLAMA, tensors) == {}
 
 
-def test_an_encoder_ties_the_head_of_its_own_class(tmp_path, monkeypatch):
+def test_an_encoder_ties_the_head_of_its_class(tmp_path, monkeypatch):
     from transformers import BertForMaskedLM
 
     monkeypatch.setattr(BertForMaskedLM, "_tied_weights_keys", {"cls.decoder.weight": "embeddings.weight", "x": "gone"})
@@ -308,7 +308,7 @@ def test_convert_names_merge_for_an_adapter(adapter, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["mm_projector.bin", "embeddings.safetensors", "trainable.pt"])
-def test_weights_beside_an_adapter_that_nobody_knows_are_refused(name, model, adapter, tmp_path):
+def test_unknown_weights_beside_an_adapter_are_refused(name, model, adapter, tmp_path):
     (adapter / name).write_bytes(b"")
     with pytest.raises(CtxextError, match=f'contains "{name}"'):
         merge(str(model), adapter, tmp_path / "out")

@@ -53,7 +53,7 @@ def test_merged_equals_the_adapter_on_its_base(tmp_path, tied):
 
 
 @pytest.mark.parametrize("name", ["gemma3", "llama4", "qwen3_5"])
-def test_a_text_model_within_one_that_sees_is_merged_where_it_is_stored(tmp_path, monkeypatch, name):
+def test_a_text_model_within_a_multimodal_model_is_merged_in_place(tmp_path, monkeypatch, name):
     """Its files, the multimodal class and the trained class have different tensor names."""
     monkeypatch.setitem(multimodal_models.CONFIGS, "gemma3", GEMMA3)
     if name not in (*multimodal_models.NAMES, "gemma3"):
@@ -71,7 +71,7 @@ def test_a_text_model_within_one_that_sees_is_merged_where_it_is_stored(tmp_path
     assert headers[0] == headers[1]
 
 
-def test_a_base_in_four_bits_is_merged_into_its_own_weights(tmp_path):
+def test_a_base_in_four_bits_is_merged_into_its_original_weights(tmp_path):
     pytest.importorskip("bitsandbytes")
     base = make_base(tmp_path, hidden_size=64, intermediate_size=64)  # It packs blocks of 64.
     out, plain = tmp_path / "out", tmp_path / "plain"
@@ -119,7 +119,7 @@ def tuned(base, tmp_path_factory):
     return out
 
 
-def test_merge_by_itself_gives_the_same_weights(base, tuned, tmp_path):
+def test_a_separate_merge_gives_the_same_weights(base, tuned, tmp_path):
     done = merge(str(base), tuned / "adapter", tmp_path / "again")
     assert (tmp_path / "again" / "model.safetensors").read_bytes() == (tuned / "model.safetensors").read_bytes()
     assert done.num_changed == 14

@@ -63,7 +63,7 @@ def test_one_tensor_changes(name, dtype, again):
 
 
 @pytest.mark.parametrize("head", ["h" * length for length in range(1, 9)])
-def test_an_output_embedding_of_its_own_comes_behind_all_others(head, again):
+def test_an_untied_output_embedding_is_written_last(head, again):
     """With names of eight lengths, because the header is padded to a multiple of eight bytes."""
     seen = []
     old, new = again(OLD, Add(head, **{head: "embed"}), lambda *given: seen.append(given))

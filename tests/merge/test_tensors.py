@@ -48,7 +48,7 @@ def test_with_dora_rows_have_the_length_that_was_learned(tmp_path):
 
 
 @pytest.mark.parametrize("fan_in_fan_out", [False, True])
-def test_embeddings_are_kept_as_rows_whatever_layers_are(tmp_path, fan_in_fan_out):
+def test_embeddings_are_stored_as_rows_in_every_model(tmp_path, fan_in_fan_out):
     tensors = {EMBED_A: [[1.0, 0.0, 1.0]], EMBED_B: [[3.0], [0.5]]}
     given = {"name": "embed.weight", "old": [[0.0, 1.0], [24.0, 5.0], [-18.0, 0.0]], "fan_in_fan_out": fan_in_fan_out}
     assert changed(tmp_path, tensors, **given) == [[18, 4], [24, 5], [0, 3]]
@@ -73,7 +73,7 @@ def test_embeddings_are_kept_as_rows_whatever_layers_are(tmp_path, fan_in_fan_ou
         {EMBED_A: (1, 5), EMBED_B: (2, 1), EMBED_MAGNITUDE: (5,)},
     ],
 )
-def test_matrices_that_do_not_go_together_are_refused(tmp_path, shapes):
+def test_incompatible_matrices_are_refused(tmp_path, shapes):
     owner = "embed.weight" if EMBED_A in shapes else "layer.weight"
     folder = adapter(tmp_path / "odd", {name: torch.ones(shape) for name, shape in shapes.items()})
     with pytest.raises(CtxextError) as caught:
@@ -97,7 +97,7 @@ def test_other_shapes_than_the_checkpoint_s_are_refused(tmp_path, shapes, config
     assert str(caught.value).splitlines()[0] == f'"{folder}" does not fit: {message}'
 
 
-def test_layers_kept_the_other_way_round_are_those_with_matrices_alone(tmp_path):
+def test_only_layers_with_matrices_are_stored_transposed(tmp_path):
     shapes = {A: (1, 3), B: (2, 1), "norm.weight": (2,), EMBED_A: (1, 5), EMBED_B: (2, 1)}
     tensors = {name: torch.ones(shape) for name, shape in shapes.items()}
     assert AdapterChanges(adapter(tmp_path, tensors, fan_in_fan_out=True), STORED, tied={}).names == STORED.keys()
@@ -147,7 +147,7 @@ BOTH = {"embed.weight", "head.weight"}
         (HEAD, True, {"head.weight"}, True),
     ],
 )
-def test_a_tie_stays_where_both_change_alike(tmp_path, tensors, is_tied, names, is_cut):
+def test_a_tie_stays_if_both_change_equally(tmp_path, tensors, is_tied, names, is_cut):
     folder = adapter(tmp_path, {**tensors, "norm.weight": torch.ones(2)}, ensure_weight_tying=is_tied)
     changes = AdapterChanges(folder, STORED, tied=TIED)
     assert (changes.names, changes.untied) == ({*names, "norm.weight"}, TIED if is_cut else {})
@@ -189,7 +189,7 @@ def test_a_whole_training_gives_every_tensor_by_its_stored_name(tmp_path):
     assert torch.equal(stored.compute("head.weight", torch.zeros(5, 2)), embedding)
 
 
-def test_a_whole_training_may_hold_a_tied_head_and_nothing_else_of_its_own(tmp_path):
+def test_a_full_training_may_contain_only_a_tied_head_in_addition(tmp_path):
     embedding = ROWS * COLUMNS
     folder = whole(tmp_path / "new", {"embed.weight": embedding, "head.weight": embedding + 0})
     assert WholeChanges(folder, STORED, tied=TIED).names == {"embed.weight"}

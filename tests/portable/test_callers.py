@@ -102,7 +102,7 @@ def test_an_attention_without_its_layer_is_refused(models):  # noqa: F811
         attention(hidden_states=states, position_embeddings=tables, attention_mask=None)
 
 
-def test_a_layer_that_raises_leaves_its_call_to_nobody(models, monkeypatch):  # noqa: F811
+def test_a_layer_that_raises_removes_its_call(models, monkeypatch):  # noqa: F811
     """Nor does the model leave what it was given: the next attention would take both for its own."""
     layer = (model := models("llama", "self-extend")).model.layers[0]
 

@@ -37,7 +37,7 @@ def folders(source, tmp_path_factory):
 IDS = tokens(30)
 
 
-def test_values_are_hidden_again_where_a_model_could_not_be_built():
+def test_values_are_hidden_again_after_a_failure():
     """Whoever catches the error still has the configuration, which stock classes and `save_pretrained` read."""
     config = SimpleNamespace(window=1, inner={"theta": 2.0})
 

@@ -96,7 +96,7 @@ def test_continuous_batching(models):
 
 
 @pytest.mark.parametrize("name", ["prompt", *PER_ROW])
-def test_continuous_batching_is_refused_where_it_would_be_wrong(models, name):
+def test_continuous_batching_is_refused_if_wrong(models, name):
     """It keeps the name of the backend and hands its paged cache to every layer (a whole engine takes all memory)."""
     ids = tokens(40)
     with pytest.raises(ValueError, match="needs whole sequences"):

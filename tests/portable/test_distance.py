@@ -80,7 +80,7 @@ def test_sharded_weights_get_them_in_the_smallest_file(source, tmp_path):
 
 @torch.no_grad()
 @pytest.mark.parametrize(("row", "changes"), [(0, True), (1, False)])
-def test_slopes_alone_say_whether_anything_was_learned(folder, row, changes):
+def test_slopes_show_whether_training_had_an_effect(folder, row, changes):
     """At w = 0 nothing changes whatever v is, and at v = 0 any other w does."""
     model, ids = load(folder), torch.arange(5, 45)[None]
     numbers = [weight for name, weight in model.named_parameters() if name.endswith("distance.weight")]

@@ -128,7 +128,7 @@ def test_it_is_refused_without_its_code_whichever_transformers_saved_it(name, tm
 
 
 @pytest.mark.parametrize("name", [*tiny_models.FAMILIES, "bloom", "mpt"])
-def test_a_hidden_key_that_is_absent_is_given_its_class_default(name):
+def test_an_absent_hidden_key_has_the_class_default(name):
     config = CONFIG_MAPPING[name]().get_text_config(decoder=True)
     fields = config.to_dict()
     for place, (_, usual) in GUARDS.get(config.model_type, USUAL).items():
@@ -138,7 +138,7 @@ def test_a_hidden_key_that_is_absent_is_given_its_class_default(name):
         assert value == usual, place
 
 
-def test_the_refusal_says_what_is_needed(tmp_path):
+def test_the_refusal_names_the_requirement(tmp_path):
     folder = converted("llama", tmp_path)
     for keys in LOST.values():
         error = refused(without(folder, keys, tmp_path / f"lost-{len(keys)}"))

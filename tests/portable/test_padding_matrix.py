@@ -349,7 +349,7 @@ def check_inside(models, family, name, cells=CELLS):
 
 @pytest.mark.parametrize("half", [0, 1])
 @pytest.mark.parametrize("name", RELATIONS)
-def test_every_cell_within_the_original_length_is_stock(models, name, half):
+def test_every_cell_within_the_original_length_equals_the_unmodified_model(models, name, half):
     check_inside(models, "llama", name, HALVES[(half + RELATIONS.index(name)) % 2])
 
 
@@ -417,7 +417,7 @@ def test_a_batch_writes_what_each_text_does_alone(models, name, beams):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("keeps", ["with the cache of the first turn", "without it"])
-def test_two_turns_of_a_chat(models, name, keeps):
+def test_two_messages_of_a_chat(models, name, keeps):
     """The second turn comes after padding, in a row whose answer has ended early and in those with a shorter text."""
     model, prompts, more = named(models, name), texts(30, 24, 17), texts(7, 4, 9, seed=30)
     ids, mask = lefts(prompts)
@@ -564,7 +564,7 @@ def test_gaps_of_positions_are_the_same_to_one_call_and_to_a_cache(models, name,
 
 
 @torch.no_grad()
-def test_a_row_whose_position_jumps_is_not_taken_for_the_next(models):
+def test_a_query_after_a_jump_is_not_the_next_position(models):
     """Decoding expects the next position; any other is read as without a step before it."""
     model, cache, ids = models("llama", "self-extend"), DynamicCache(), texts(50)[0]
     for span in (slice(46), slice(46, 47)):

@@ -169,7 +169,7 @@ def test_every_form_equals_loops(name, layout):
 @pytest.mark.parametrize("size", [16, 64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("total", [500, 767, 768, 1100, 1700])
-def test_a_long_call_leaves_rows_inside_as_stock_has_them(total, dtype, size):
+def test_a_long_call_leaves_queries_within_the_original_length_unchanged(total, dtype, size):
     """Stock runs on fewer rows than it was given, and how it divides them must not show."""
     query, key, value = (tensor.to(dtype) for tensor in states(total, size=size))
     method = made("window-warm")
@@ -433,7 +433,7 @@ def test_values_of_another_width():
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_rungs_are_known_beforehand(name):
+def test_levels_are_known_before_the_call(name):
     """A traced call goes through all levels up to the last."""
     rules = map_of(made(name))
     for total in (1, 64, 65, 128, 200, 300):
@@ -466,7 +466,7 @@ def test_compiled_in_one_graph(name, length):
         torch.testing.assert_close(compiled[:, -80:], run(*inputs)[:, -80:], rtol=1e-4, atol=1e-5)
 
 
-def test_layers_of_one_forward_may_have_maps_of_their_own():
+def test_layers_of_a_forward_may_have_different_maps():
     """They share what a forward remembers, but no plan."""
 
     class Layered(Relation):
@@ -493,7 +493,7 @@ def test_layers_of_one_forward_may_have_maps_of_their_own():
 
 
 @pytest.mark.parametrize("name", ["self-extend", "bifocal"])
-def test_a_traced_plan_has_the_rungs_of_a_cache_that_is_longer_than_the_target(name, monkeypatch):
+def test_a_traced_plan_has_the_levels_of_a_cache_longer_than_the_target(name, monkeypatch):
     method, total = made(name), 300
     tensors = torch.zeros(1, 2, total, 16)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
@@ -501,7 +501,7 @@ def test_a_traced_plan_has_the_rungs_of_a_cache_that_is_longer_than_the_target(n
     assert int(plan.rows.level.max()) <= max(int(level.max()) for level in plan.blocks[-1].levels)
 
 
-def test_a_traced_plan_with_too_many_rungs_is_refused(monkeypatch):
+def test_a_traced_plan_with_too_many_levels_is_refused(monkeypatch):
     """Each costs a turned copy of the keys, as a traced call cannot read which of them occur."""
     method, tensors = made("self-extend"), torch.zeros(1, 2, 99, 16)
     method.settings["target_length"] = 64 * 54 + 10  # A level for each 54 tokens behind the window of 10.
@@ -514,7 +514,7 @@ def test_a_traced_plan_with_too_many_rungs_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["self-extend", "bifocal", "dca", "rerope", "adaptive"])
-def test_layers_share_the_turns_of_a_step(name):
+def test_layers_share_the_rotations_of_a_step(name):
     """Only the first layer of a step computes angles, of queries and of keys that become far, for some steps."""
     query, key, value, *_ = case(name)
     method, cache = made(name), DynamicCache()
@@ -529,13 +529,13 @@ def test_layers_share_the_turns_of_a_step(name):
             assert calls[1].turns == 0
 
 
-def test_heads_that_a_method_rotates_are_not_taken_for_alike():
+def test_heads_rotated_by_a_method_are_not_treated_as_equal():
     alike = seam.Call.rotates_heads_alike.fget
     assert alike(SimpleNamespace(methods=[made("dca")]))
     assert not alike(SimpleNamespace(methods=[made("dca"), MsPoE({})]))
 
 
-def test_a_cache_goes_with_its_last_user():
+def test_a_cache_is_freed_with_its_last_reference():
     """Not when garbage is next collected: the caches of several long prompts would be in memory at once."""
     cache = DynamicCache()
     state_of(cache)

@@ -56,7 +56,7 @@ def test_which_keys_a_row_sees(base, window):
 @pytest.mark.parametrize("room", [0, 5])
 @pytest.mark.parametrize("alike", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_cache_keeps_where_its_keys_are(seed, alike, room):
+def test_the_cache_stores_the_positions_of_its_keys(seed, alike, room):
     """Chunk by chunk: each sequence has positions of its own, even where those of the last rows are alike."""
     draw, cache, seen = generator(seed), DynamicCache(), 0
     lengths = [4, 1, 3, 1]
@@ -83,7 +83,7 @@ def test_the_cache_keeps_where_its_keys_are(seed, alike, room):
         assert places_of(call, keys, length, None, seen - length) is places
 
 
-def test_positions_that_are_given_go_on_from_those_by_which_tokens_before_are_rotated():
+def test_passed_positions_continue_those_of_cached_tokens():
     """Padded by 2 and by 5 at first, with no positions given; then the user gives the columns."""
     cache, columns = DynamicCache(), torch.arange(8)[None].expand(2, -1)
     first = Call((columns - torch.tensor([[2], [5]])).clamp(min=0), cache=cache, seen=0)
@@ -183,7 +183,7 @@ def test_one_softmax_over_what_a_row_sees(options, kind, hides):
 
 
 @pytest.mark.parametrize(("levels", "origins"), [([2, 2], [0, 1]), (2, 0)])
-def test_turned_keys_are_kept_for_their_layer_rungs_and_texts_alone(levels, origins):
+def test_rotated_keys_are_stored_for_their_layer_levels_and_texts(levels, origins):
     cache, key = DynamicCache(), torch.arange(2 * 2 * 3 * 4.0).view(2, 2, 3, 4)
     cache.update(key, key, 0)
     call = Call(torch.arange(3)[None], cache=cache)
@@ -214,7 +214,7 @@ def test_turned_keys_are_kept_for_their_layer_rungs_and_texts_alone(levels, orig
 
 
 @pytest.mark.parametrize("seen", [0, 4])
-def test_positions_of_rows_with_slopes_of_their_own(seen):
+def test_positions_of_queries_with_different_slopes(seen):
     """By a mask of tokens and by one of pairs alike: padding on the left counts for nothing."""
     padding, length = [0, 2, 3], 5
     total = seen + length
@@ -230,7 +230,7 @@ def test_positions_of_rows_with_slopes_of_their_own(seen):
         assert torch.equal(positions[real], expected[real])
 
 
-def test_rows_of_both_ways_are_joined_by_their_own_sequence():
+def test_queries_of_both_forms_are_joined_by_sequence():
     """Where the rows of one sequence change and those of another do not, each has its own answer."""
     changed = torch.tensor([[False, False, True, True], [False, True, True, True]])
     stock, own = torch.zeros(2, 3, 1, 2), torch.ones(2, 3, 1, 2)
@@ -240,7 +240,7 @@ def test_rows_of_both_ways_are_joined_by_their_own_sequence():
 
 
 @pytest.mark.parametrize("seen", [1, 4, 6])
-def test_a_cache_that_was_cropped_forgets_where_its_last_keys_were(seen):
+def test_a_cropped_cache_drops_the_positions_of_removed_keys(seen):
     cache, positions = DynamicCache(), torch.tensor([[0, 1, 2, 3, 4, 5], [7, 8, 9, 10, 11, 12]])
     places_of(Call(positions, cache=cache, seen=0), torch.zeros(2, 1, 6, 4), 6, None, 0)
     more = torch.tensor([[50, 51], [60, 61]])
@@ -275,7 +275,7 @@ def test_keys_stay_far_for_later_rows_up_to_the_first_that_is_near(order):
 
 
 @pytest.mark.parametrize("trains", [False, True])
-def test_no_turned_keys_are_kept_with_the_cache_in_training(trains):
+def test_no_rotated_keys_are_stored_in_training(trains):
     """A later step would write into what the way back needs."""
     method, m, keys = made("self-extend"), torch.tensor([[100]]), torch.arange(101)[None]
     places, rows = Places(m, m, keys, keys), method.map.rows(m, m)

@@ -132,7 +132,7 @@ def test_a_ratio_composes_with_any_base(stock, tmp_path, base):
     torch.testing.assert_close(converted, logits_of(slowed, 300)[0], rtol=1e-4, atol=1e-4)
 
 
-def test_longrope_keeps_its_factor_where_the_length_grows(source, tmp_path):
+def test_longrope_keeps_its_factor_at_a_longer_context(source, tmp_path):
     """transformers works the factor out from the length that config.json claims, which is another one now."""
     schedule = {key: value for key, value in BASES["longrope"].items() if key != "factor"}
     folder = native(source, tmp_path / "base", schedule)

@@ -147,7 +147,7 @@ def unclear(kind, size=60):
 
 
 @pytest.mark.parametrize("name", [*RELATIONS, "distance-aware", "mspoe middle"])
-def test_a_mask_that_does_not_say_where_texts_begin_is_refused(models, name):  # noqa: F811
+def test_a_mask_without_the_starts_of_texts_is_refused(models, name):  # noqa: F811
     model = models("llama", name)
     ids = tokens(60, vocabulary=vocabulary(model))
     for kind in ("sliding", "prefix", "everything", "blind", "later"):

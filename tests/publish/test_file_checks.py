@@ -36,7 +36,7 @@ def digest(path) -> str:
 
 @pytest.mark.parametrize("name", ["config.json", "ctxext.json"])
 @pytest.mark.parametrize("key", ["recipe", "source", "revision"])
-def test_either_record_may_tell_another_story(extended, name, key):
+def test_a_difference_between_the_two_records_is_reported(extended, name, key):
     assert file_checks.check_record(conversion_of(extended)).status == "passed"
     content = read_json(extended / name)
     noted = content["ctxext"] if name == "config.json" else content
@@ -71,7 +71,7 @@ def test_files_that_changed_or_are_missing(extended, what, name):
         assert (finding.status, finding.detail) == ("failed", f'{what}: "{name}"')
 
 
-def test_files_that_nobody_recorded(extended):
+def test_unrecorded_files_are_reported(extended):
     (extended / ".gitattributes").write_text("")
     assert file_checks.check_files(conversion_of(extended)).status == "passed"
     (extended / "deep").mkdir()
@@ -381,7 +381,7 @@ def test_differences_are_relative_and_the_larger_counts(
         assert verification.change == 0.5
 
 
-def test_who_is_told_to_have_failed(llama_source, monkeypatch):
+def test_the_error_names_the_checkpoint_or_the_check(llama_source, monkeypatch):
     """The checkpoint if it did not load; otherwise the check itself."""
     with pytest.raises(CtxextError, match="does not load in a clean process: why"):
         compared(llama_source, monkeypatch, {}, code=1, errors="first\nwhy\n", output="")
@@ -392,7 +392,7 @@ def test_who_is_told_to_have_failed(llama_source, monkeypatch):
 
 
 @pytest.mark.parametrize("length", [128, 1024, 2**20])
-def test_where_the_tokens_of_the_check_stand(llama_source, length):
+def test_positions_of_the_tokens_of_the_check(llama_source, length):
     """Most are where the method's rules change, the others are pairs over the whole context."""
     checkpoint = open_checkpoint(str(llama_source))
     plan = make_plan(checkpoint, Recipe([method_named("self-extend")(factor=length / 32)]))
@@ -412,7 +412,7 @@ def test_where_the_tokens_of_the_check_stand(llama_source, length):
 # Passed arguments, and errors of checks
 
 
-def test_revision_and_token_reach_what_they_are_for(llama_source, monkeypatch):
+def test_revision_and_token_are_passed_on(llama_source, monkeypatch):
     """The revision is that of OUT; the token is used for both."""
     calls, local = [], open_checkpoint(str(llama_source))
 
@@ -468,7 +468,7 @@ def test_what_describes_far_more_than_it_holds_is_not_loaded(extended, monkeypat
 
 @pytest.mark.parametrize("leave", [False, True])
 @pytest.mark.parametrize("is_own", [False, True])
-def test_logits_are_compared_with_the_stock_steps_of_the_recipe(converted, monkeypatch, leave, is_own):
+def test_logits_are_compared_with_the_steps_that_transformers_supports(converted, monkeypatch, leave, is_own):
     """Yarn besides code of ctxext remains in the stock configuration, and third-party code runs from its folder."""
     folder, asked = converted("mspoe"), []
     recipe = Recipe([Yarn(factor=4), MsPoE(first_layer=0, head_order="fixed")])
@@ -553,7 +553,7 @@ def test_a_recipe_that_writes_a_tensor_excuses_no_other(tmp_path, monkeypatch, f
 
 
 @pytest.mark.parametrize("extra", ["nothing", "in the result", "in the source"])
-def test_files_shared_on_disk_are_the_same_bytes_if_no_others_stand_beside_them(tmp_path, extra):
+def test_files_shared_on_disk_are_equal_if_no_other_weights_exist(tmp_path, extra):
     source = weights(tmp_path / "source", {ONE: {"a": 1}, TWO: {"b": 2}})
     out = weights(tmp_path / "out", {})
     for name in (ONE, TWO):
@@ -597,7 +597,7 @@ def test_how_a_clean_process_ended(llama_source, monkeypatch, code, output, erro
     assert calls == [{**expected, "trust": trust} for trust in (True, False)]
 
 
-def test_every_rotary_embedding_is_named_with_its_own_numbers():
+def test_every_rotary_embedding_is_reported_with_its_frequencies():
     """By layer type if a module serves several; other buffers and tables are not inverse frequencies."""
     import torch
 

@@ -99,7 +99,7 @@ def test_a_broken_connection_then_the_same_command(commands, server, extended):
     assert len(server.commits) == 1
 
 
-def test_what_is_refused_is_told_in_one_line_and_no_token_is_shown(commands, server, extended):
+def test_refusals_are_one_line_without_tokens(commands, server, extended):
     lines = {
         ("push", extended, "me/tiny", "--token", TOKEN): "",
         ("push", extended, "me/tiny", "--token", "hf_wrongwrong"): "rejected the token",
@@ -153,7 +153,7 @@ def test_branches_private_repositories_and_pull_requests(commands, server, exten
     assert server.folder("me/asked", "refs/pr/1").joinpath("model.safetensors").exists()
 
 
-def test_what_a_record_says_of_this_machine_is_not_published(extended):
+def test_local_paths_in_a_record_are_not_published(extended):
     """Times of files and places on this disk."""
     places = {"model.safetensors": "/home/me/models/model.safetensors"}
     change_json(extended / "ctxext.json", links=places, stamps={"config.json": [1, 2]})
@@ -204,7 +204,7 @@ def test_what_is_no_checkpoint_of_ours_is_refused(llama_source, tmp_path):
             prepare(folder, "me/tiny", PushOptions())
 
 
-def test_the_card_of_a_trained_checkpoint_says_how(extended):
+def test_the_card_of_a_trained_checkpoint_describes_the_training(extended):
     change_json(extended / "ctxext.json", finetune={"trained": "LoRA rank 4", "steps": 3})
     options = {"length": 512, "steps": 3, "rank": 4, "targets": ["q_proj", "v_proj"], "device": "cpu"}
     options["train_norms"] = True

@@ -90,7 +90,7 @@ def test_perplexity_by_length_and_the_cost_inside(content):
     assert table(content, "perplexity") == table(content, "At the original context length") == ""
 
 
-def test_effective_lengths_stand_beside_each_other(content):
+def test_effective_lengths_are_in_one_table(content):
     effective = table(content, "effective length")
     assert [row[0] for row in rows(effective)] == ["demo (demo's)", "**mine (mine's)**"]
     assert "score at 256 tokens" in effective
@@ -117,7 +117,7 @@ def test_the_hub_s_model_index_has_every_figure_of_this_model_alone(content):
     assert {one.task_type for one in encoder} == {"feature-extraction"}
 
 
-def test_what_was_not_measured_is_said(content):
+def test_missing_measurements_are_listed(content):
     missing = build_results(content, mine(content), PICTURES).missing
     assert missing[0] == "Lengths beyond 512 tokens; the context length is 1024."
     assert "Finding a pass key in a repetitive text (`passkey`)." in missing
@@ -145,7 +145,7 @@ def command(content):
     return shlex.split(build_results(content, mine(content), PICTURES).command)
 
 
-def test_the_command_asks_the_same_questions():
+def test_the_printed_command_repeats_the_questions():
     plain = ["ctxext", "eval", "demo", "OUT", "--task", "needle,perplexity,short", "--lengths", "256,512"]
     plain += ["--depths", "0,50", "--samples", "4", "--seed", "3", "--out", "report"]
     assert command(report()) == plain
@@ -179,7 +179,7 @@ def test_the_command_asks_the_same_questions():
         ),
     ],
 )
-def test_what_is_not_as_by_default_stands_in_the_command(settings, words):
+def test_the_printed_command_has_all_changed_options(settings, words):
     plain, content = command(report()), command(report(**settings))
     assert content == [*plain[:-2], *words, *plain[-2:]]
 
@@ -195,13 +195,13 @@ def test_conditions(content):
     assert "torch 2.9, run by vLLM 0.32." in conditions(written, mine(written))
 
 
-def test_a_report_is_about_a_checkpoint_as_it_stands(content):
+def test_a_report_must_match_the_current_checkpoint(content):
     assert entry_of(content, ["c" * 64, "a" * 64])["name"] == "demo"
     with pytest.raises(CtxextError, match='contains "demo", "mine", but not this'):
         entry_of(content, ["c" * 64])
 
 
-def test_what_is_read_and_which_files_go_along(tmp_path):
+def test_reports_are_checked_and_published_with_their_files(tmp_path):
     with pytest.raises(CtxextError, match=r"has no report\.json"):
         read_report(tmp_path)
     for content in ({"settings": {}}, {"models": []}, {"settings": [], "models": []}):
@@ -219,7 +219,7 @@ def test_what_is_read_and_which_files_go_along(tmp_path):
 @pytest.mark.parametrize(
     "data", ["https://me:hunter2@host/x.jsonl", "hf://datasets/x?token=hunter2", "s3://a:hunter2@b"]
 )
-def test_a_report_whose_settings_hold_a_password_is_not_published(content, data, tmp_path):
+def test_a_report_with_a_password_is_not_published(content, data, tmp_path):
     content["settings"] = {**content["settings"], "data": data}
     (tmp_path / "report.json").write_text(json.dumps(content))
     with pytest.raises(CtxextError, match="contain a password or a token") as caught:

@@ -116,7 +116,7 @@ def test_what_lies_in_the_folder_of_a_report_is_no_other_checkpoint(measured_wit
 
 
 @pytest.mark.parametrize("is_adapter", [True, False])
-def test_the_card_is_told_all_that_the_record_says(is_adapter, converted, monkeypatch):
+def test_the_card_contains_all_facts_of_the_record(is_adapter, converted, monkeypatch):
     from ctxext.publish import upload_plan
 
     folder, facts = converted("yarn"), []
@@ -171,7 +171,7 @@ def test_the_base_of_an_adapter(named, base, base_name, revision, tmp_path):
 
 
 @pytest.mark.parametrize("named", ["/b", "b", "/home/me/b", "a/b/c", ""])
-def test_bases_that_nobody_finds(named, tmp_path):
+def test_bases_without_a_hub_id_are_refused(named, tmp_path):
     with pytest.raises(CtxextError, match="which is not a Hub id"):
         prepare(write_adapter(tmp_path / "lora", named), "me/lora", PushOptions())
 
@@ -291,13 +291,13 @@ def test_all_is_sent_but_what_is_hidden(folder):
     assert hub.named("model_info") == [(("me/x",), {"revision": None})]
 
 
-def test_what_the_hub_did_not_keep_is_told(folder):
+def test_files_missing_on_the_hub_are_reported(folder):
     with pytest.raises(CtxextError, match=r'"sub/code.py" is missing on the Hub'):
         push_module._upload(Hub(kept=["config.json", "[x]*.txt"]), folder, "me/x", PushOptions())
 
 
 @pytest.mark.parametrize(("revision", "head"), [(None, "of main"), ("main", "of main"), ("v2", "of v2")])
-def test_nothing_new_is_told_by_the_head_of_that_branch(folder, revision, head):
+def test_an_unchanged_branch_head_means_no_upload(folder, revision, head):
     options = PushOptions(revision=revision)
     assert not push_module._upload(Hub(oid=head), folder, "me/x", options).is_new
     assert push_module._upload(Hub(oid="other"), folder, "me/x", options).is_new
@@ -309,7 +309,7 @@ def test_nothing_new_is_told_by_the_head_of_that_branch(folder, revision, head):
     assert hub.named("list_repo_files") == [(("me/x",), {"revision": revision})]
 
 
-def test_a_pull_request_is_opened_or_gone_on_with(folder):
+def test_a_pull_request_is_opened_or_continued(folder):
     hub = Hub()
     done = push_module._upload(hub, folder, "me/x", PushOptions(create_pr=True, message="Another"))
     assert (done.url, hub.named("upload_folder")[0][1]["create_pr"]) == ("pull", True)
@@ -333,7 +333,7 @@ def test_what_is_to_be_private_is(private, is_private, is_refused):
 
 
 @pytest.mark.parametrize("plan", [{"base": "me/base", "is_adapter": True}, {}])
-def test_an_adapter_s_base_is_asked_for_first_and_its_folder_stays(plan, folder, monkeypatch):
+def test_the_base_of_an_adapter_is_required_first_and_its_folder_is_unchanged(plan, folder, monkeypatch):
     hub, sealed = Hub(kept=["README.md", *FILES]), []
     monkeypatch.setattr("huggingface_hub.HfApi", lambda token, library_name: hub)
     monkeypatch.setattr(push_module, "seal", lambda plan, progress: sealed.append(plan.folder))

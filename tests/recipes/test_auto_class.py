@@ -33,7 +33,7 @@ def test_by_the_name_of_the_class(architecture):
 
 
 @pytest.mark.parametrize("config", [{}, {"architectures": None}, {"architectures": []}])
-def test_where_nothing_is_named(config):
+def test_the_auto_class_without_architectures(config):
     assert (auto_class(config), pipeline_tag(config)) == NAMED["LlamaForCausalLM"]
 
 

@@ -63,7 +63,7 @@ def test_slopes_that_transformers_does_not_read(attention, said):
     assert cautions == ((told,) if said else ())
 
 
-def test_buckets_are_taken_back_and_written():
+def test_buckets_are_restored_and_written():
     model = model_config({**T5, "relative_attention_max_distance": 40})
     assert model.encoding.to_record() == {"trained_length": 64, "source_length": 64, "source_distance": 40}
     assert model.encoding.restore_source({"source_distance": 20}).distance == 20
@@ -74,7 +74,7 @@ def test_buckets_are_taken_back_and_written():
 
 
 @pytest.mark.parametrize("rows", ["row-wise", "static"])
-def test_what_alibi_s_code_is_given_and_what_is_said_of_it(rows):
+def test_settings_and_summary_of_ntk_alibi(rows):
     step, model = NtkAlibi(factor=4, rows=rows), model_config(BLOOM)
     factor = {"row-wise": None, "static": 4}[rows]
     assert step.settings(model) == {"original_length": 64, "factor": factor, "exponents": [0, 1 / 3, 2 / 3, 1]}
@@ -82,7 +82,7 @@ def test_what_alibi_s_code_is_given_and_what_is_said_of_it(rows):
     assert ("stay unchanged" in step.caution_for(model)) == (rows == "row-wise")
 
 
-def test_alibi_is_read_of_the_families_whose_code_was_tried():
+def test_alibi_is_read_for_the_tested_families():
     for name in ("bloom", "mpt"):
         assert NtkAlibi.refusal({"model_type": name}, FAMILIES[name]) == ""
     falcon = {"model_type": "falcon", "alibi": True, "num_attention_heads": 4}

@@ -59,7 +59,7 @@ def test_auto_classes_of_others_stay_beside_ours():
 
 
 @pytest.mark.parametrize(("said", "hidden"), [({}, "silu"), ({"hidden_act": "gelu"}, "gelu")])
-def test_an_activation_is_hidden_where_a_rope_type_cannot_be(said, hidden):
+def test_an_activation_is_hidden_if_a_rope_type_cannot_be(said, hidden):
     plain = {key: value for key, value in PHI3.items() if key != "hidden_act"}
     config = edited({**plain, **said})
     assert config["hidden_act"] == SENTINEL
@@ -68,7 +68,7 @@ def test_an_activation_is_hidden_where_a_rope_type_cannot_be(said, hidden):
     assert config["ctxext_code"]["shown"] is True
 
 
-def test_a_schedule_that_is_not_offered_is_kept_as_the_source_has_it():
+def test_an_unsupported_schedule_of_the_source_is_preserved():
     schedule = {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     schedule["original_max_position_embeddings"] = 32
     config = edited({**PHI3, "rope_scaling": schedule})
@@ -87,7 +87,7 @@ def test_by_layer_type_the_full_attention_s_alone_is_hidden():
     assert "rope_scaling" not in config
 
 
-def test_the_code_of_a_nested_language_model_stands_in_its_part():
+def test_the_settings_of_a_nested_language_model_are_in_its_part():
     config = edited(GEMMA)
     assert "ctxext_code" not in config
     assert config["text_config"]["rope_parameters"]["full_attention"]["rope_type"] == SENTINEL
@@ -132,13 +132,13 @@ def test_classes_of_a_language_model_alone_and_nested():
     assert "AutoModelForImageTextToText" not in family_classes({"model_type": "gemma3_text"}).by_auto_class
 
 
-def test_a_class_that_stands_elsewhere_is_not_named(tmp_path, monkeypatch):
+def test_a_class_of_another_module_is_not_named(tmp_path, monkeypatch):
     (tmp_path / "modeling.py").write_text("\nclass Gemma3ForCausalLM():\n    pass\n")
     monkeypatch.setattr(code_layout, "_origin", lambda module: str(tmp_path / "modeling.py"))
     assert family_classes({"model_type": "gemma3"}).by_auto_class.keys() == {"AutoModel", "AutoModelForCausalLM"}
 
 
-def test_a_type_without_code_of_its_own_borrows_another_s():
+def test_a_type_without_modeling_code_uses_that_of_another():
     """Swedish GPT has GPT-2's classes, and no module."""
     classes = family_classes({"model_type": "gpt-sw3"})
     assert classes.modeling == "transformers.models.gpt2.modeling_gpt2"
@@ -153,7 +153,7 @@ def test_a_type_without_code_of_its_own_borrows_another_s():
     ],
 )
 @pytest.mark.parametrize("dropout", [None, 0.1])
-def test_where_no_rope_type_is_a_dropout_is_hidden(config, place, dropout):
+def test_a_dropout_is_hidden_without_a_rope_type(config, place, dropout):
     source = {**config, "attn_config": {"alibi": True}, "auto_map": {"AutoModel": "theirs.Model"}}
     if dropout:
         target = source["attn_config"] if len(place) == 2 else source
@@ -178,7 +178,7 @@ def test_where_no_rope_type_is_a_dropout_is_hidden(config, place, dropout):
 
 
 @pytest.mark.parametrize("config", [LLAMA, PHI3, MODERNBERT, GEMMA], ids=lambda config: config["model_type"])
-def test_taken_back_whole(config):
+def test_removing_code_restores_the_configuration(config):
     before, made = copy.deepcopy(config), edited(config)
     assert config == before, "nothing changes in place"
     kept = copy.deepcopy(made)
@@ -197,13 +197,13 @@ def test_taken_back_whole(config):
     assert "auto_map" not in back
 
 
-def test_code_beside_a_part_without_any_is_taken_off():
+def test_code_beside_a_part_without_code_is_removed():
     block = {"rope": {"rope_type": "default"}, "steps": [{"method": "mspoe"}]}
     config = {"model_type": "gemma3", "text_config": {"hidden_size": 8}, "ctxext_code": block, "architectures": None}
     assert without_code(config) == {"model_type": "gemma3", "text_config": {"hidden_size": 8}, "architectures": []}
 
 
-def test_what_stands_beside_a_schedule_goes_back_to_its_place():
+def test_other_keys_of_a_schedule_are_restored():
     block = {"rope": {"rope_type": "yarn", "factor": 2.0}, "steps": [{"method": "mspoe"}]}
     scaling = {"rope_type": SENTINEL, "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [2, 2]}
     own = {"AutoModelForCausalLM": "modeling_ctxext.CtxextLlamaForCausalLM", "AutoTokenizer": "theirs.Tokenizer"}

@@ -71,7 +71,7 @@ def test_every_method_has_a_family_a_default_step_and_a_reference(method):
 
 
 @pytest.mark.parametrize("name", DEFAULTS)
-def test_numbers_that_nobody_said(name):
+def test_defaults_of_each_method(name):
     method = method_named(name)
     defaults = {field.name: default_of(field) for field in parameters_of(method)}
     said = {name: value for name, value in defaults.items() if value not in (None, dataclasses.MISSING)}
@@ -85,7 +85,7 @@ def test_what_is_measured_or_learned_is_no_option():
     assert measured == {"ranks"}
 
 
-def test_whose_numbers_a_paper_gives_for_any_model():
+def test_methods_with_published_defaults():
     """From there a search starts; the others follow from L, a list or a guess."""
     published = {
         "pi",
@@ -102,7 +102,7 @@ def test_whose_numbers_a_paper_gives_for_any_model():
         assert method_named(name).is_published == (name in published), name
 
 
-def test_a_search_may_leave_out_what_has_no_number_of_its_own():
+def test_a_search_may_omit_optional_parameters():
     ranges = search_ranges(method_named("yarn"))
     assert {name: (tried.values, tried.start, tried.optional) for name, tried in ranges.items()} == {
         "beta_fast": ((8, 64), 32, False),

@@ -20,7 +20,7 @@ def edited(config):
     return Yarn(factor=2).edit(model_config(config)).config
 
 
-def test_layer_types_have_schedules_of_their_own():
+def test_layer_types_have_separate_schedules():
     full, family = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6}, FAMILIES["gemma3_text"]
     sliding = {"rope_type": "default", "rope_theta": 1e4}
     assert nested_by_type(GEMMA, family, full) == {"full_attention": full, "sliding_attention": sliding}
@@ -48,7 +48,7 @@ FALCON = {"model_type": "falcon", **SIZES, "alibi": False}
         ({"model_type": "llama"}, {}, {}),
     ],
 )
-def test_the_head_s_size_is_said_where_the_class_takes_it(config, said, written):
+def test_the_head_size_is_written_if_the_class_reads_it(config, said, written):
     family = FAMILIES[config["model_type"]]
     text = dict(said)
     write_explicit(config, {}, text, family if len(config) > 1 else dataclasses.replace(family, defaults={}))
@@ -56,7 +56,7 @@ def test_the_head_s_size_is_said_where_the_class_takes_it(config, said, written)
 
 
 @pytest.mark.parametrize("said", [{}, {"dtype": "bfloat16"}, {"torch_dtype": "bfloat16"}])
-def test_the_weights_type_is_said_under_both_names(said):
+def test_the_weight_type_is_written_under_both_names(said):
     whole, text = dict(said), {"head_dim": 8, "dtype": "float32"}
     write_explicit(LLAMA, whole, text, FAMILIES["llama"])
     assert whole == (dict.fromkeys(("dtype", "torch_dtype"), "bfloat16") if said else {})
@@ -65,13 +65,13 @@ def test_the_weights_type_is_said_under_both_names(said):
 
 
 @pytest.mark.parametrize(("above", "wanted"), [({}, {}), ({"model_max_length": 64}, {"model_max_length": 128})])
-def test_a_length_stands_wherever_the_family_reads_it(above, wanted):
+def test_a_length_is_written_to_all_keys_of_the_family(above, wanted):
     text = {"max_position_embeddings": 64, "max_seq_len": 64, **above}
     write_length(text, FAMILIES["llama"], 128)
     assert text == {"max_position_embeddings": 128, "max_seq_len": 64, **wanted}
 
 
-def test_why_a_family_does_not_carry_a_schedule():
+def test_the_reason_why_a_family_does_not_support_a_schedule():
     assert unsupported_reason(FAMILIES["llama"], "yarn") == ""
     assert unsupported_reason(FAMILIES["gemma4_text"], "linear") == ""
     assert unsupported_reason(FAMILIES["codegen"], "default") == FAMILIES["codegen"].reason != ""
@@ -93,6 +93,6 @@ def test_a_length_is_written_into_the_part_of_the_language_model():
 
 
 @pytest.mark.parametrize(("noted", "expected"), [({"trained_length": 7}, {"trained_length": 7}), ("x", {}), (None, {})])
-def test_what_a_conversion_noted(noted, expected):
+def test_the_record_of_a_conversion_is_read(noted, expected):
     assert provenance({"ctxext": noted}) == expected
     assert provenance({}) == {}

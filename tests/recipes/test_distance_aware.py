@@ -44,14 +44,14 @@ def test_two_numbers_for_every_head_of_every_layer(tmp_path):
     }  # fmt: skip
 
 
-def test_they_go_into_the_smallest_file_and_of_equal_ones_into_the_first(tmp_path):
+def test_learned_weights_are_in_the_smallest_or_first_file(tmp_path):
     write(tmp_path, "model-00001-of-00003.safetensors", [QUERY.format(0)], numbers=9)
     write(tmp_path, "model-00002-of-00003.safetensors", [QUERY.format(1)], numbers=3)
     write(tmp_path, "model-00003-of-00003.safetensors", [QUERY.format(2)], numbers=3)
     assert {str(tensor.path) for tensor in added(tmp_path)} == {"model-00002-of-00003.safetensors"}
 
 
-def test_other_towers_have_layers_of_their_own(tmp_path):
+def test_other_towers_have_separate_layers(tmp_path):
     towers = ["vision_tower.layers.0.self_attn.q_proj.weight", "encoder.layers.0.attention.q.weight"]
     write(tmp_path, "model.safetensors", [QUERY.format(0), *towers, QUERY.format(1)])
     assert [tensor.name.split(".distance")[0] for tensor in added(tmp_path)] == [
@@ -76,7 +76,7 @@ def test_one_attention_for_each_layer(names, message, tmp_path):
     assert caught.value.message == message
 
 
-def test_weights_that_were_left_on_the_hub_are_not_asked(tmp_path):
+def test_weights_left_on_the_hub_are_not_read(tmp_path):
     source = Checkpoint("x", tmp_path, CONFIG, remote_sizes={"model.safetensors": 9})
     assert DistanceAware().new_tensors(source, model_config(CONFIG)) == ()
     with pytest.raises(CtxextError, match=r"pytorch_model\.bin"):

@@ -55,7 +55,7 @@ PLAIN = model_config(llama(8, 1e4, 128)).rotary
 
 
 @pytest.mark.parametrize("name", DIVIDED)
-def test_the_ends_of_a_ramp_stand_the_right_way_round(name):
+def test_the_ends_of_a_ramp_are_in_order(name):
     step = DIVIDED[name](factor=4, beta_fast=2, beta_slow=2)
     assert [by > 1.5 for by in step.divisors(PLAIN)] == [False, False, True, True], "a step from one to the next"
     assert len(DIVIDED[name](factor=2, beta_fast=0.01, beta_slow=0.01).divisors(PLAIN)) == 4

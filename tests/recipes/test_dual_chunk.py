@@ -11,7 +11,7 @@ from published_models import published
 QWEN = published("qwen2.5-7b-instruct-1m")["config"]
 
 
-def test_the_published_numbers_are_taken():
+def test_the_published_parameters_are_used():
     """From config.json of Qwen/Qwen2.5-7B-Instruct-1M, which declares 1010000 tokens and was trained on 262144."""
     model = model_config(dict(QWEN))
     recipe = Recipe([DualChunk()]).resolve(model)
@@ -35,15 +35,15 @@ def test_the_published_numbers_are_taken():
         ({"chunk_size": 9, "local": 5, "factor": 2}, {"factor": 2, "chunk_size": 9, "local": 5}),
     ],
 )
-def test_given_numbers_stand_above_it(given, taken):
+def test_parameters_override_the_published_block(given, taken):
     assert DualChunk(**given).adapt(model_config(dict(QWEN))) == DualChunk(**taken)
 
 
 @pytest.mark.parametrize("published", [None, "x", [1]])
-def test_a_block_that_says_nothing_changes_nothing(published):
+def test_an_empty_block_has_no_effect(published):
     assert DualChunk().adapt(model_config({**QWEN, "dual_chunk_attention_config": published})) == DualChunk()
 
 
-def test_others_must_say_how_far(llama_source):
+def test_other_models_require_a_factor_or_target_length(llama_source):
     with pytest.raises(CtxextError, match="a factor or a target length"):
         convert(str(llama_source), "never", Recipe([DualChunk()]))

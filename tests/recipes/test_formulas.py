@@ -98,7 +98,7 @@ def test_the_factor_on_cos_and_sin(schedule, wanted):
     assert attention_scaling(schedule) == pytest.approx(wanted)
 
 
-def test_what_an_encoding_says_of_its_lengths():
+def test_lengths_of_an_encoding():
     plain, scaled = rotary("default", context_length=LENGTH), rotary("yarn", factor=4.0)
     assert (plain.is_scaled, scaled.is_scaled, rotary("default").is_scaled) == (False, True, True)
     assert (plain.usable_length, scaled.usable_length) == (LENGTH, 4 * LENGTH)
@@ -121,7 +121,7 @@ def rows_of(**numbers):
     return step.settings(model_config({**llama, "max_position_embeddings": LENGTH, "rope_theta": THETA}))
 
 
-def test_each_row_s_schedule_is_that_of_its_own_factor():
+def test_each_level_has_the_schedule_of_its_factor():
     rows = rows_of(around="pi")
     plain = [THETA ** (-2 * pair / 8) for pair in range(4)]
     assert rows["factors"] == [2, 4, 8]
@@ -142,7 +142,7 @@ def test_longrope_s_divisors_rise_with_the_factor():
         assert row == pytest.approx(slowed)
 
 
-def test_at_factor_one_there_is_one_rung_and_it_is_the_full_list():
+def test_at_factor_one_the_only_level_is_the_full_list():
     rows = rows_of(around="longrope", long_factor=[1.0, 2.0, 4.0, 8.0], factor=1)
     assert rows["factors"] == [1]
     plain = [THETA ** (-2 * pair / 8) / by for pair, by in enumerate([1, 2, 4, 8])]
@@ -156,7 +156,7 @@ def test_longrope_alone_needs_its_list(around, divisors):
     assert caught.value.hint == "--around longrope --long-factor FILE"
 
 
-def test_a_schedule_is_searched_for_up_to_twice_the_wanted_factor():
+def test_the_search_space_ends_at_twice_the_target_factor():
     for method in METHODS:
         space = method.search_space(rotary("default", context_length=LENGTH), 4.0)
         if method.kind == "schedule" and method.name not in ("longrope",):
@@ -194,7 +194,7 @@ def test_a_schedule_is_not_put_on_another():
         pi.edit(made)
 
 
-def test_that_factor_and_length_were_given_apart_is_said():
+def test_separate_factor_and_length_are_in_the_summary():
     model = model_config({"model_type": "llama", "hidden_size": 32, "max_position_embeddings": LENGTH})
     apart = step_from_dict({"method": "yarn", "factor": 2, "target_length": 300}, "here").caution_for(model)
     assert apart == "the context length is 300 tokens as requested; the factor of 2 gives 256."

@@ -21,7 +21,7 @@ def test_ratios_from_the_smallest_to_the_largest():
     assert ratio_grid(1.2, 1.8, 4, released=True) == pytest.approx([1.2, 1.35, 1.5, 1.65])
 
 
-def test_the_most_aware_head_takes_the_smallest_and_ties_go_to_the_lower():
+def test_the_most_aware_head_has_the_smallest_ratio_and_ties_are_ordered():
     assert ranks_from_scores([0.1, 0.9, 0.5]) == [2, 0, 1]
     assert ranks_from_scores([0.5, 0.5, 0.9]) == [1, 2, 0]
 
@@ -62,7 +62,7 @@ def test_layers_that_take_part():
     assert caught.value.hint == "--first-layer 2 or less."
 
 
-def test_a_model_whose_layers_all_have_windows():
+def test_a_model_with_windows_in_all_layers():
     with pytest.raises(CtxextError, match="Every layer with a rotary embedding has a sliding window, and these layers"):
         settings({**LLAMA, "model_type": "mistral", "sliding_window": 8})
 
@@ -93,7 +93,7 @@ def test_the_released_code_s_grid_is_for_models_without_groups():
     ]  # fmt: skip
 
 
-def test_what_it_reaches():
+def test_mspoe_keeps_the_context_length():
     encoding = model_config(dict(LLAMA)).encoding
     assert MsPoE().length_after(encoding) == 128
 

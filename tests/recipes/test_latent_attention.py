@@ -75,7 +75,7 @@ def test_every_family_that_reads_the_key(name, tmp_path):
         assert finding.status == "failed"
 
 
-def test_only_families_whose_code_reads_the_key_in_all_versions():
+def test_only_families_that_read_the_key_in_all_versions():
     assert len(SCALED) + 1 == 13  # And Mistral 4, inside Mistral 3.
     assert all(FAMILIES[name].shared_rotary_key for name in SCALED)
     assert not FAMILIES["deepseek_v2"].scales_scores  # 4.57 does not.

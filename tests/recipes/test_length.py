@@ -38,7 +38,7 @@ def test_written(tokens, text):
 
 
 @pytest.mark.parametrize("method", ["pi", "ntk", "dynamic", "rerope", "self-extend"])
-def test_a_recipe_reaches_no_further_than_the_longest_context(method):
+def test_a_recipe_ends_at_the_longest_context(method):
     llama = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 1}
     model = model_config({**llama, "max_position_embeddings": 128})
     longest = Recipe([step_from_dict({"method": method, "factor": LONGEST / 128}, "x")])

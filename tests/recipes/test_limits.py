@@ -65,7 +65,7 @@ BESIDE = {  # What such a number needs beside it.
     ("method", "key"),
     [(method.name, field.name) for method in METHODS for field in parameters_of(method) if field.name in SMALLEST],
 )
-def test_the_smallest_number_that_is_taken(method, key):
+def test_the_smallest_accepted_value(method, key):
     needed = {"longrope": {"long_factor": [2.0]}, "abf": {"theta": 1e6}}.get(method, {})
     smallest = SMALLEST[key]
     for value in (smallest, smallest - (1e-4 if isinstance(smallest, float) else 1)):
@@ -89,7 +89,7 @@ def test_the_smallest_number_that_is_taken(method, key):
         ({"ratio_min": 1.5, "ratio_max": 1.5}, ""),
     ],
 )
-def test_numbers_of_heads_that_go_together(numbers, said):
+def test_parameters_of_heads_must_be_consistent(numbers, said):
     if not said:
         step_from_dict({"method": "mspoe", **numbers}, "x")
         return
@@ -129,7 +129,7 @@ def test_heads_that_a_layer_hands_to_its_rotation(config, heads):
         ({"factor": 1.0, "target_length": 1000}, None),
     ],
 )
-def test_longrope_s_factor_on_cos_and_sin_is_written_where_lengths_would_say_another(numbers, factor, llama_source):
+def test_the_longrope_factor_is_written_if_lengths_imply_another(numbers, factor, llama_source):
     """Section 3.4 of LongRoPE's release: sqrt(1 + ln s / ln L); transformers 4 works s out from the two lengths."""
     step = step_from_dict({"method": "longrope", "long_factor": [2.0] * 4, **numbers}, "x")
     written = step.edit(model_config(read_json(llama_source / "config.json"))).rotary.parameters
@@ -142,7 +142,7 @@ def test_a_whole_head_that_rotates_is_not_written_out(llama_source):
 
 
 @pytest.mark.skipif("gemma4_text" not in CONFIG_MAPPING, reason="this transformers has no such family")
-def test_ntk_slows_the_slowest_pair_by_the_factor_where_a_part_of_the_head_rotates_at_the_heads_pace(tmp_path):
+def test_ntk_divides_the_slowest_frequency_by_the_factor_with_partial_rotation(tmp_path):
     """Section 3.1's wish itself: the last pair is interpolated, the first is kept, whatever the exponents run over."""
     source = tiny_models.save("gemma4_text", tmp_path / "source")
     convert(str(source), tmp_path / "out", Recipe([Ntk(factor=4)]))
@@ -187,7 +187,7 @@ def test_the_largest_number():
             step_from_dict({"method": "abf", "theta": value}, "x")
 
 
-def test_help_says_the_limits():
+def test_the_help_contains_the_limits():
     said = Parameter(help="It counts.", min=1.0, max=8, choices=("a", "b")).describe()
     assert said == "It counts. (a or b, at least 1 and at most 8)"
     assert Parameter(help="It counts.", min=0).describe() == "It counts. (at least 0)"
@@ -201,7 +201,7 @@ def test_words_are_chosen_among_and_numbers_drawn():
 
 
 @pytest.mark.parametrize("model_type", ["codegen", "blt", "deepseek_v4"])
-def test_families_that_cannot_be_converted_say_why(model_type):
+def test_families_that_cannot_be_converted_have_a_reason(model_type):
     with pytest.raises(CtxextError, match=f'"{model_type}" cannot be converted: i'):
         model_config({"model_type": model_type, "max_position_embeddings": 64})
 

@@ -34,14 +34,14 @@ def test_the_table_names_its_sources():
 
 
 @pytest.mark.parametrize("key", ["rope_theta", "max_position_embeddings", "sliding_window"])
-def test_a_model_with_other_facts_is_not_taken_for_a_known_one(key):
+def test_a_model_with_different_facts_is_not_recognized(key):
     config = dict(published("mistral-7b-v0.1")["config"])
     assert model_config(config).rotary.trained_length == 8192
     config[key] = 1e6 if key == "rope_theta" else 16384
     assert model_config(config).rotary.trained_length == config["max_position_embeddings"]
 
 
-def test_a_length_given_stands_above_all(tmp_path):
+def test_an_option_overrides_all_recorded_lengths(tmp_path):
     for name, given in (("mistral-7b-v0.1", 16384), ("llama-3.1-8b", 4096), ("qwen2.5-7b-instruct", 8192)):
         rotary = model_config(published(name)["config"], given).rotary
         assert (rotary.trained_length, rotary.length_origin) == (given, "--original-length")
@@ -61,7 +61,7 @@ def test_the_shipped_recipes_give_what_they_cite():
     assert made.config["max_position_embeddings"] == cited["max_position_embeddings"]
 
 
-def test_factor_and_length_may_be_said_apart(llama, tmp_path):
+def test_factor_and_length_may_be_separate(llama, tmp_path):
     with pytest.raises(CtxextError, match="--factor cannot be combined with --target-length") as caught:
         build_recipe(["llama3"], None, {"factor": 8.0, "target_length": "2k"})
     assert "recipe file" in caught.value.hint
@@ -115,7 +115,7 @@ SAID = {
 
 
 @pytest.mark.parametrize("name", SAID)
-def test_inspect_says_which_length_and_why(name, run, tmp_path):
+def test_inspect_prints_the_length_and_its_source(name, run, tmp_path):
     result = run("inspect", write(name, tmp_path / name))
     for words in SAID[name]:
         assert words in " ".join(result.stdout.split())

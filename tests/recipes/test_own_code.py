@@ -89,7 +89,7 @@ def test_a_checkpoint_without_code(tmp_path):
         assert not runs_only_own_code(stub)
 
 
-def test_a_recipe_that_was_broken_by_hand_is_told(ours):
+def test_a_recipe_broken_by_hand_is_reported(ours):
     with pytest.raises(CtxextError, match=r'"config.json" is invalid: AttributeError'):
         own_code({**ours.config, "text_config": ["x"]})
 
@@ -109,7 +109,7 @@ NAMED = {"auto_map": {"AutoModel": "modeling_x.X"}}
         ({**LLAMA, **NAMED, "text_config": None}, False),
     ],
 )
-def test_whether_a_stock_class_can_stand_for_the_code(config, needed):
+def test_a_transformers_class_may_replace_the_code(config, needed):
     assert needs_code(config) == needed
 
 

@@ -60,7 +60,7 @@ def test_a_chunk_s_overlap_is_an_eighth_of_it():
         ("self-extend", 1000, 200 + 800 * 3, {"window": 200, "group": 3}),  # w + (L - w) G
     ],
 )
-def test_the_farthest_that_a_map_reaches(name, length, most, numbers):
+def test_the_longest_context_of_a_map(name, length, most, numbers):
     assert resolved(name, length, factor=most / length, **numbers)
     with pytest.raises(CtxextError, match=f"reach(es)? {most} tokens, not {most + 1}"):
         resolved(name, length, target_length=most + 1, **numbers)
@@ -126,7 +126,7 @@ LLAMA = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "nu
 LLAMA |= {"max_position_embeddings": 128}
 
 
-def test_what_a_map_is_told():
+def test_the_settings_of_a_map():
     step = step_from_dict({"method": "self-extend", "target_length": 512, "temperature": "logn"}, "here")
     assert step.settings(model_config(dict(LLAMA))) == {
         "layers": [0, 1],
@@ -141,7 +141,7 @@ def test_what_a_map_is_told():
 
 
 @pytest.mark.parametrize("name", ["self-extend", "distance-aware"])
-def test_a_family_whose_attention_is_out_of_reach(name):
+def test_a_family_with_unsupported_attention(name):
     """Others in test_steps."""
     config = {"model_type": "falcon", "num_hidden_layers": 2}
     assert method_named(name).refusal(config, family_of(config)).startswith("its attention does not use")
@@ -155,7 +155,7 @@ def recipe(*names):
 @pytest.mark.parametrize(
     "names", [("abf", "yarn"), ("yarn", "mspoe"), ("mspoe", "self-extend"), ("abf", "pi", "rerope")]
 )
-def test_steps_that_go_together(names):
+def test_steps_that_can_be_combined(names):
     assert [step.name for step in recipe(*names).steps] == list(names)
 
 
@@ -211,7 +211,7 @@ def test_only_mspoe_may_choose_by_the_prompt():
     ("factor", "wanted"),
     [(1, [1]), (1.5, [1.5]), (2, [2]), (8, [2, 4, 8]), (9, [2, 4, 8, 9]), (16, [2, 4, 8, 16]), (2.5, [2, 2.5])],
 )
-def test_rungs_double_up_to_the_factor(factor, wanted):
+def test_levels_double_up_to_the_factor(factor, wanted):
     assert factors_up_to(factor) == wanted
 
 
@@ -225,6 +225,6 @@ def test_a_frequency_is_slowed_as_a_plain_one_of_its_wavelength():
 
 
 @pytest.mark.parametrize(("length", "factor", "reach"), [(512, 1.3, 666), (512, 1.1, 563), (4096, 2.3, 9421)])
-def test_the_reach_is_the_nearest_whole_number(length, factor, reach):
+def test_the_new_context_length_is_rounded(length, factor, reach):
     rotary = model_config({"model_type": "llama", "max_position_embeddings": length, **SIZES}).rotary
     assert Yarn(factor=factor).resolve(rotary).length_after(rotary) == reach

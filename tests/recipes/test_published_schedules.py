@@ -115,14 +115,14 @@ def test_maps_are_refused_for_what_hunyuan_does(step, tmp_path):
         convert(str(source), tmp_path / "out", Recipe([step]))
 
 
-def test_dynamic_without_alpha_is_said_to_be_for_5_only(tmp_path):
+def test_dynamic_without_alpha_is_reported_as_transformers_5_only(tmp_path):
     source = hunyuan("hunyuan_v1_dense", tmp_path / "source")
     plan = make_plan(open_checkpoint(str(source)), Recipe([DynamicNtk(factor=2)]))
     assert "alpha" not in plan.model.rotary.parameters
     assert any("4.57 does not support this schedule" in line for line in plan.cautions)
 
 
-def test_dynamic_by_1_is_said_to_be_for_5_only_where_4_is_strict():
+def test_dynamic_by_1_is_reported_as_transformers_5_only_for_strict_families():
     """OLMo's and OLMo 2's class of 4.57 wants a factor above 1."""
     model = model_config({"model_type": "olmo2"})
     for factor in (1, 2):
@@ -310,7 +310,7 @@ OLMO3 = {
         (1.0, 16, 1.0, True),
     ],
 )
-def test_a_number_of_its_rule_is_worked_out_again(said, factor, wanted, kept, tmp_path):
+def test_an_attention_factor_by_the_rule_is_computed_again(said, factor, wanted, kept, tmp_path):
     schedule = {**OLMO3, "attention_factor": said}
     scheduled(make_llama(tmp_path / "source"), rope_scaling=schedule, max_position_embeddings=256)
     plan = make_plan(open_checkpoint(str(tmp_path / "source")), Recipe([Yarn(factor=factor)]), replace_scaling=True)
@@ -358,7 +358,7 @@ def test_lengths_as_published(name):
     assert (rotary.context_length if rotary.declared_length else rotary.usable_length) == reads
 
 
-def test_inspect_says_what_convert_says_of_dynamic(tmp_path):
+def test_inspect_and_convert_report_the_same_of_dynamic(tmp_path):
     """InternLM3 reads 196608 by a dynamic schedule of 6 from 32768."""
     scheduled(make_llama(tmp_path / "source"), rope_scaling={"rope_type": "dynamic", "factor": 6.0})
     source = open_checkpoint(str(tmp_path / "source"))
@@ -392,7 +392,7 @@ def test_heads_on_a_schedule_from_the_maximum_read_the_same_length(tmp_path):
     assert (again.trained_length, again.context_length) == (32, 128)
 
 
-def test_another_end_says_nothing():
+def test_an_unrelated_length_key_is_ignored():
     vicuna = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32}
     vicuna |= {"max_position_embeddings": 4096, "rope_scaling": {"factor": 4.0, "type": "linear"}}
     rotary = model_config({**vicuna, "max_sequence_length": 2048}).rotary

@@ -65,7 +65,7 @@ def test_hints(entry, hint):
     assert caught.value.hint == hint
 
 
-def test_a_hint_lists_what_there_is_where_nothing_is_near():
+def test_a_hint_lists_all_choices_if_none_is_similar():
     for entry, some in (({"method": "zzz"}, "pi, ntk"), ({"method": "ntk", "zzz": 1}, "factor, target_length")):
         with pytest.raises(CtxextError, match="no") as caught:
             step_from_dict(entry, "x")
@@ -102,7 +102,7 @@ def test_the_part_of_a_recipe_that_needs_no_code():
         (["yarn", "ntk-by-parts"], {}),
     ],
 )
-def test_what_is_taken_over_of_a_schedule_that_is_replaced(noted, kept):
+def test_inherited_parameters_of_a_replaced_schedule(noted, kept):
     llama = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "max_position_embeddings": 128}
     llama["rope_scaling"] = {"rope_type": "yarn", "factor": 4.0, "beta_fast": 24.0}
     if noted is not None:
@@ -119,7 +119,7 @@ def test_a_step_in_a_few_words():
     assert describe_steps([{"method": "of tomorrow", "x": 1}]) == "of tomorrow"
 
 
-def test_files_stand_before_presets(tmp_path, monkeypatch):
+def test_files_have_priority_over_presets(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     name = "qwen-yarn-x4"
     assert name in presets()
@@ -141,7 +141,7 @@ def test_files_stand_before_presets(tmp_path, monkeypatch):
         ("factor: 4", {"target_length": "2k"}, (None, 2048)),
     ],
 )
-def test_how_far_to_reach_on_the_command_line_takes_the_place_of_the_file_s(tmp_path, written, given, left):
+def test_the_command_line_replaces_the_length_of_the_file(tmp_path, written, given, left):
     path = tmp_path / "recipe.yaml"
     path.write_text(f"steps:\n  - method: yarn\n    {written}\n")
     (step,) = build_recipe((), str(path), given).steps

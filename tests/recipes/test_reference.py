@@ -92,7 +92,7 @@ def test_loaded_frequencies_equal_the_papers(name, head_dim, theta, length, sour
             assert abs(rotary.attention_scaling / scaling - 1) < 1e-6
 
 
-def test_the_reference_would_notice_a_raised_maximum_taken_for_the_trained_length(sources, tmp_path):
+def test_the_reference_notices_a_raised_maximum_used_as_the_trained_length(sources, tmp_path):
     """docs/traps.md, trap 3, planted: without the original length the ramp is worked out for the wrong window."""
     out = tmp_path / "out"
     convert(str(sources(64, 1e4, 2048)), out, Recipe([Yarn(factor=4)]))

@@ -31,7 +31,7 @@ def test_a_length_is_a_number_above_zero(length, is_read):
         model_config(config)
 
 
-def test_a_base_is_said_or_the_family_s_own():
+def test_the_base_is_specified_or_the_default_of_the_family():
     assert model_config(dict(LLAMA)).rotary.theta == 1e4
     assert model_config({**LLAMA, "rope_theta": 5e5}).rotary.theta == 5e5
     compass = {"model_type": "cohere_compass_text", **SIZES}
@@ -50,7 +50,7 @@ def test_a_base_is_said_or_the_family_s_own():
         ({"rope_type": "default"}, 32, None),
     ],
 )
-def test_a_schedule_that_asks_for_the_original_length_has_it_from_above(schedule, top, original):
+def test_a_schedule_has_the_original_length_of_the_top_level(schedule, top, original):
     config = {**LLAMA, "rope_scaling": schedule, "original_max_position_embeddings": top}
     assert model_config(config).rotary.parameters.get("original_max_position_embeddings") == original
 
@@ -64,7 +64,7 @@ def gemma4(**schedule):
 @pytest.mark.parametrize(
     ("factor", "rope_type"), [(None, "default"), (1, "default"), (1.0, "default"), (2, "proportional")]
 )
-def test_a_proportional_schedule_is_plain_where_it_slows_nothing(factor, rope_type):
+def test_a_proportional_schedule_without_change_is_plain(factor, rope_type):
     model = gemma4(factor=factor)
     assert (model.rope_type, model.dim, model.span) == (rope_type, 4, 16)
 
@@ -102,13 +102,13 @@ def test_a_schedule_of_other_layers_is_not_that_of_full_attention():
         ({"declared_length": 64}, (128, 128, None)),
     ],
 )
-def test_lengths_that_ctxext_noted(noted, lengths):
+def test_lengths_recorded_by_ctxext(noted, lengths):
     rotary = model_config({**LLAMA, "ctxext": noted}).rotary
     assert (rotary.trained_length, rotary.context_length, rotary.declared_length) == lengths
     assert rotary.is_scaled == (lengths[1] > lengths[0])
 
 
-def test_a_given_length_leaves_what_a_schedule_makes_of_it():
+def test_an_original_length_keeps_the_factor_of_a_schedule():
     plain = model_config(dict(LLAMA), 32).rotary
     assert (plain.trained_length, plain.context_length, plain.declared_length) == (32, 32, 128)
     pi = model_config({**LLAMA, "rope_scaling": {"rope_type": "linear", "factor": 4.0}}, 32).rotary
@@ -228,7 +228,7 @@ def test_a_family_without_such_a_schedule_refuses_it():
     assert "ctxext inspect" in caught.value.hint
 
 
-def test_a_nested_text_model_is_written_where_it_stands():
+def test_a_nested_text_model_is_written_in_place():
     whole = {"model_type": "got_ocr2", "max_position_embeddings": 7, "text_config": dict(LLAMA)}
     model = model_config(whole).with_context_length(256)
     assert (model.config["text_config"]["max_position_embeddings"], model.config["max_position_embeddings"]) == (256, 7)

@@ -45,7 +45,7 @@ CALLED = {
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
-def test_a_method_is_for_one_encoding_and_tells_the_others_why_not(method):
+def test_a_method_is_refused_for_other_encodings_with_a_reason(method):
     for encoding, config in EXAMPLES.items():
         refusal = method.refusal(config, family_of(config))
         if encoding == method.encoding:
@@ -61,7 +61,7 @@ def test_a_method_is_for_one_encoding_and_tells_the_others_why_not(method):
     ("model_type", "told"),
     [("fuyu", "its language model is another family's"), ("codegen", "sinusoids itself"), ("deepseek_v3", "latent")],
 )
-def test_families_that_no_code_reaches(method, model_type, told):
+def test_families_that_code_does_not_support(method, model_type, told):
     assert told in method.refusal({"model_type": model_type}, FAMILIES[model_type])
 
 
@@ -95,13 +95,13 @@ def test_bidirectional_decoders_are_refused_with_the_key_that_makes_them_so(conf
     assert ("is for causal attention" in reason) == bool(said)
 
 
-def test_a_schedule_that_a_family_does_not_carry():
+def test_a_schedule_that_a_family_does_not_support():
     family = FAMILIES["phi3"]
     assert Yarn.refusal({}, family) == 'its code does not support the rope type "yarn" (supported: default, longrope)'
     assert AdjustedBase.refusal({}, family) == ""
 
 
-def test_how_far_a_step_reaches():
+def test_the_context_length_after_a_step():
     assert Yarn(factor=2.5).length_after(ROTARY) == 320
     assert Yarn(target_length=300).resolve(ROTARY).length_after(ROTARY) == 300
     assert Yarn(factor=2, target_length=300).length_after(ROTARY) == 300
@@ -152,7 +152,7 @@ def test_what_a_step_keeps_of_the_schedule_it_replaces(step, schedule, made_by, 
 @pytest.mark.parametrize(
     ("numbers", "factor"), [({}, 4), ({"factor": 6.0}, 6), ({"factor": 4.0}, 4), ({"factor": 2.0}, 4)]
 )
-def test_a_search_never_makes_less_than_the_wanted_context(numbers, factor):
+def test_a_search_never_falls_below_the_target_length(numbers, factor):
     assert Yarn.from_search({"beta_fast": 9.0, **numbers}, ROTARY, 4.0) == Yarn(factor=factor, beta_fast=9)
 
 
@@ -181,7 +181,7 @@ def test_wider_buckets():
     assert not WiderBuckets.is_published, "nothing was measured"
 
 
-def test_code_that_reaches_further_says_so_in_the_configuration():
+def test_code_with_a_longer_context_declares_it():
     """Only then: a model that declares more than it was trained on goes on declaring it."""
     declares = {**LLAMA, "max_position_embeddings": 4096}
     for step, length in ((ReRope(factor=2), 2 * LENGTH), (HEADS, 4096)):

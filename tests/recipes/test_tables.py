@@ -59,7 +59,7 @@ def test_how_many_positions(config, positions, special):
         ({"model_type": "whisper"}, "location of its table is unknown"),
     ],
 )
-def test_configurations_that_do_not_say(config, message):
+def test_configurations_without_a_length_are_refused(config, message):
     with pytest.raises(CtxextError, match=message):
         model_config(dict(config))
 
@@ -103,7 +103,7 @@ def test_buffers_of_another_form_are_refused(entry):
         ({"model_type": "marian", "max_position_embeddings": 512}, 0, "sinusoidal position embeddings: a table comp"),
     ],
 )
-def test_what_is_said_of_a_table(config, first, said):
+def test_the_summary_of_a_table(config, first, said):
     """`position_ids` count the rows for others where the keys of config.json do."""
     encoding = model_config(dict(config)).encoding
     assert said in encoding.describe()

@@ -39,7 +39,7 @@ RECIPES = {
 
 @pytest.mark.parametrize("schedule", [None, LLAMA3], ids=["plain", "llama3"])
 @pytest.mark.parametrize("name", RECIPES)
-def test_taken_back(name, schedule, llama, tmp_path):
+def test_a_conversion_is_undone(name, schedule, llama, tmp_path):
     source = read_json(llama / "config.json")
     if schedule:
         source |= {"rope_scaling": schedule, "rope_parameters": {**schedule, "rope_theta": 10000.0}}
@@ -85,7 +85,7 @@ def test_a_family_without_a_causal_language_model(name):
         family_classes({"model_type": name})
 
 
-def test_a_family_whose_code_is_not_installed(monkeypatch):
+def test_a_family_that_transformers_lacks(monkeypatch):
     monkeypatch.setattr(code_layout, "_origin", lambda module: None)
     with pytest.raises(CtxextError, match='no modeling code for "llama"'):
         family_classes({"model_type": "llama"})

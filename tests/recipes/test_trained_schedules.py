@@ -87,7 +87,7 @@ NEUTRAL = {
 
 
 @pytest.mark.parametrize("step", [SelfExtend(factor=2), Adaptive(factor=2)], ids=lambda step: step.name)
-def test_a_schedule_that_goes_by_the_input_takes_no_map(step, tmp_path):
+def test_a_schedule_that_depends_on_the_input_cannot_be_combined_with_maps(step, tmp_path):
     scheduled(published("llama-3.1", tmp_path), rope_scaling={"rope_type": "dynamic", "factor": 4.0})
     with pytest.raises(CtxextError, match=f"{step.name} depends on the query position"):
         step.edit(model_config(read_json(tmp_path / "config.json")))
@@ -183,7 +183,7 @@ def test_adaptive_slows_what_the_schedule_left(sources, tmp_path):
     assert all(share == pytest.approx(0.25) for share, turn in zip(shares, turns, strict=True) if turn < 0.5)
 
 
-def test_replacing_says_what_is_lost_and_by_how_much(sources, tmp_path):
+def test_replacing_reports_the_removed_schedule_and_its_factor(sources, tmp_path):
     source, _ = sources("llama-3.1")
     with pytest.raises(CtxextError, match="already has a schedule for 128 tokens: llama3 ×8 from 32 tokens") as caught:
         convert(str(source), tmp_path / "out", Recipe([Yarn(factor=8)]))
@@ -193,7 +193,7 @@ def test_replacing_says_what_is_lost_and_by_how_much(sources, tmp_path):
     assert "from 128 tokens to 256" in done.plan.cautions[0]
 
 
-def test_a_linear_schedule_must_say_from_where(sources, tmp_path):
+def test_a_linear_schedule_requires_its_original_length(sources, tmp_path):
     source, _ = sources("gemma-3")
     again, step = {"replace_scaling": True, "allow_shorter": True}, Recipe([PositionInterpolation(factor=4)])
     with pytest.raises(CtxextError, match="from an unknown original length") as caught:
@@ -203,7 +203,7 @@ def test_a_linear_schedule_must_say_from_where(sources, tmp_path):
     assert (done.plan.model.rotary.trained_length, done.plan.model.rotary.context_length) == (16, 64)
 
 
-def test_code_on_a_trained_schedule_is_taken_off_before_it_is_replaced(sources, tmp_path):
+def test_code_on_a_trained_schedule_is_removed_before_replacing(sources, tmp_path):
     source, _ = sources("llama-3.1")
     convert(str(source), tmp_path / "mspoe", Recipe([NEUTRAL["mspoe"]]))
     done = convert(str(tmp_path / "mspoe"), tmp_path / "out", Recipe([Yarn(factor=8)]), replace_scaling=True)
@@ -224,7 +224,7 @@ BESIDE = {
 
 
 @pytest.mark.parametrize("case", BESIDE)
-def test_a_rope_scaling_stands_above_rope_parameters(case, llama):
+def test_rope_scaling_overrides_rope_parameters(case, llama):
     parameters, scaling = BESIDE[case]
     path = llama / "config.json"
     config = json.loads(path.read_text()) | {"rope_parameters": parameters, "rope_scaling": scaling}

@@ -177,7 +177,7 @@ def test_prompts_about_one_text_are_one_value_of_the_interval():
         ((0.5,), 1.006, 0.01, False),  # It may still end below 0.3.
     ],
 )
-def test_given_up_where_it_cannot_be_on_the_front_any_more(losses, short, keep_short, is_given_up):
+def test_hopeless_trials_are_stopped(losses, short, keep_short, is_given_up):
     stock = measured((0.1, 0.9))
     good = find_points([trial(0, measured((0.2, 0.4), (1.005, 1.005)))], stock) if losses else []
     assert study.is_hopeless(measured(losses, (short, short)), stock, good, keep_short) == is_given_up
@@ -272,7 +272,7 @@ class Bench:
         return recipe.summary()
 
 
-def test_whoever_surely_lost_is_asked_no_further(monkeypatch):
+def test_significantly_worse_trials_get_no_more_questions(monkeypatch):
     """Three rounds: a recipe beyond the bound and a significantly worse one are dropped, the unmodified model never."""
     points = [point(n, 0.5, 0.0) for n in range(4)]
     names = [one.trial.recipe.summary() for one in points]
@@ -338,7 +338,7 @@ def test_parts_have_every_question_and_document_once():
         assert len(parts[0].documents) >= min(2, count)
 
 
-def test_studies_of_one_journal_are_told_apart(tmp_path):
+def test_studies_of_one_journal_are_distinct(tmp_path):
     import optuna
 
     one, other = (StudyPlace(name=name, storage=str(tmp_path / "journal")) for name in ("one", "other"))
@@ -447,7 +447,7 @@ def setup_of(applier=None, **more):
         (False, 1.0, 0.1, False),
     ],
 )
-def test_what_others_are_compared_with_is_asked_more(is_start, short, loss, stops, monkeypatch):
+def test_the_baseline_is_measured_completely(is_start, short, loss, stops, monkeypatch):
     looked, said = [], []
 
     def measure(model, eval_set, stop):
@@ -473,7 +473,7 @@ def test_the_time_that_is_reserved_for_the_last_checks():
 
 
 @pytest.mark.parametrize("better", [True, False])
-def test_a_recipe_is_written_where_it_is_better_alone(better, tmp_path, monkeypatch):
+def test_a_recipe_is_written_only_if_it_is_better(better, tmp_path, monkeypatch):
     monkeypatch.setattr(pictures, "draw_pareto_front", lambda *given: given[1:])
     monkeypatch.setattr(pictures, "as_png", lambda drawn: repr(drawn).encode())
     out = tmp_path / "best.yaml"
@@ -511,7 +511,7 @@ def test_figures_best_first_with_what_they_are():
     ]
 
 
-def test_what_is_said_where_nothing_is_better():
+def test_the_result_without_a_better_recipe():
     result = checked(measured((0.6, 0.6), share=0.25), measured((0.5, 0.5), share=0.5))
     result_of_search = run.SearchResult(None, SearchState(""), result, ())
     said = verdict(result_of_search, options())
@@ -519,7 +519,7 @@ def test_what_is_said_where_nothing_is_better():
     assert "the unmodified model 50%" in said
 
 
-def test_how_it_stands_in_a_line():
+def test_the_line_of_progress():
     trials, points = [1, 2, 3], [1]
     assert state_line(SearchState("loading")) == "loading"
     text = state_line(SearchState("trying", None, trials, points, None, time.monotonic() + 65.4, 9))
@@ -528,7 +528,7 @@ def test_how_it_stands_in_a_line():
     assert point_line(point(0, 0.25, -0.0123)) == "ntk ×2 (answers 0.2500, original context length -1.23 %)"
 
 
-def test_the_picture_marks_what_was_taken_and_what_is_published():
+def test_the_picture_marks_the_chosen_and_the_published_recipes():
     points = [point(0, 0.5, 0.0, published="ntk"), point(1, 0.2, 0.02), point(2, 0.6, 0.05)]
     front = map(run._to_trade_off, find_pareto_front(points))
     drawn = [*map(run._to_trade_off, points)]

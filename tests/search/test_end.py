@@ -23,7 +23,7 @@ def eval_set(applier):
     return make_eval_sets(applier.stock.encoder, OPTIONS, 320)[1]
 
 
-def test_models_that_are_asked_in_turn_answer_as_if_alone(applier, eval_set):
+def test_models_measured_alternately_answer_as_if_measured_separately(applier, eval_set):
     """Code of several recipes is in memory at once, written to one folder in turn."""
     recipes = [Recipe([Yarn(factor=2)]), Recipe([method_named("self-extend")(factor=4)]), Recipe([Ntk(factor=2)])]
     points = [
@@ -41,7 +41,7 @@ def test_models_that_are_asked_in_turn_answer_as_if_alone(applier, eval_set):
     assert kept[0].trial.number == min(checked.answers, key=lambda number: checked.answers[number].loss)
 
 
-def test_whatever_the_time_every_recipe_is_asked_the_same(applier, eval_set, monkeypatch):
+def test_every_recipe_gets_the_same_questions_at_any_time_limit(applier, eval_set, monkeypatch):
     recipe = Recipe([Yarn(factor=2)])
     trial = Trial(0, "yarn", recipe, measure(applier.apply(recipe), eval_set), "", 1.0)
     checked = check(applier, eval_set, [Point(trial, 0.5, 0.0, 0.0)], [], 5.0, time.monotonic() - 1)
@@ -50,7 +50,7 @@ def test_whatever_the_time_every_recipe_is_asked_the_same(applier, eval_set, mon
 
 
 @pytest.mark.parametrize("minutes", [2, pytest.param(5, marks=pytest.mark.slow)])
-def test_minutes_are_kept_with_everything_included(source, monkeypatch, minutes):
+def test_the_time_limit_includes_all_stages(source, monkeypatch, minutes):
     """With a clock that advances by half a second per prompt."""
     now = [0.0]
 
@@ -70,7 +70,7 @@ def test_minutes_are_kept_with_everything_included(source, monkeypatch, minutes)
     assert result.state.points
 
 
-def test_too_little_time_is_said_before_it_is_spent(source, monkeypatch):
+def test_too_little_time_is_reported_at_the_start(source, monkeypatch):
     """With a clock that advances by half a second per token."""
     now, load = [0.0], evaluate_model.load_model
 

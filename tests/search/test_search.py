@@ -64,7 +64,7 @@ def test_the_same_seed_and_trials_give_the_same_recipe(source, tmp_path, whole):
 
 
 @pytest.mark.parametrize("dead_at", [pytest.param(2, marks=pytest.mark.slow), 4])
-def test_a_killed_search_goes_on_as_if_nothing_had_happened(source, tmp_path, whole, monkeypatch, dead_at):
+def test_a_killed_search_resumes_with_the_same_result(source, tmp_path, whole, monkeypatch, dead_at):
     measure, calls = study_module.measure, []
 
     def dying(*args):

@@ -96,7 +96,7 @@ def test_bad_input_is_one_clear_line(run, source, tmp_path, monkeypatch, case):
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
-def test_without_optuna_it_says_what_to_install(run, source, tmp_path, monkeypatch):
+def test_without_optuna_the_error_names_the_package(run, source, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     result = run("search", source, tmp_path / "best.yaml", *FAR)
     assert result.exception.hint == 'pip install "ctxext[search]"'
@@ -167,7 +167,7 @@ def test_auto_converts_with_the_recipe_that_a_search_writes(run, tmp_path, few):
     assert json.loads((tmp_path / "out" / "ctxext.json").read_text())["recipe"]["description"].startswith("Found by")
 
 
-def test_auto_converts_with_the_best_published_where_nothing_helps(run, source, tmp_path, few):
+def test_auto_converts_with_the_best_published_recipe_if_none_helps(run, source, tmp_path, few):
     few(lengths=(640,))
     result = run("convert", source, tmp_path / "out", "--method", "auto", *FAR, "--trials", 1)
     assert result.exit_code == 0, result.output
@@ -192,7 +192,7 @@ NTK = {"steps": [{"method": "ntk", "factor": 2.0}]}
         (None, None, "The time was too short to measure any method at 640 tokens"),
     ],
 )
-def test_auto_compares_published_methods_where_a_search_has_no_time(
+def test_auto_compares_published_methods_without_time_for_a_search(
     run, source, tmp_path, monkeypatch, taken, nearest, says
 ):
     asked, clock = [], iter((100.0, 100.0 + 3.5 * 60))
@@ -231,7 +231,7 @@ BAD_AUTO = {
 
 
 @pytest.mark.parametrize("words", BAD_AUTO, ids=" ".join)
-def test_auto_stands_alone(run, source, tmp_path, words):
+def test_auto_cannot_be_combined_with_methods(run, source, tmp_path, words):
     result = run("convert", source, tmp_path / "out", *words)
     assert BAD_AUTO[words] in result.exception.message
     assert not (tmp_path / "out").exists()

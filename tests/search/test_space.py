@@ -47,7 +47,7 @@ def test_every_method_is_in_it(space):
     assert space.factor == 4.0
 
 
-def test_experimental_methods_are_tried_where_they_are_named(source):
+def test_experimental_methods_are_tried_if_named(source):
     named = build_space(open_checkpoint(str(source)), 1280, ["window", "sinks"])
     assert {method.name for methods in named.slots.values() for method in methods} == {"window", "sinks"}
 
@@ -132,7 +132,7 @@ def test_methods_narrow_it(source):
     assert space.starts()[0][1]["heads"] == NONE
 
 
-def test_a_method_that_does_not_apply_is_told(tmp_path):
+def test_an_inapplicable_method_is_reported(tmp_path):
     source = open_checkpoint(str(tiny_models.save("phi3", tmp_path / "phi3")))
     with pytest.raises(CtxextError, match=r"yarn does not apply.*longrope"):
         build_space(source, 1280, ("yarn",))

@@ -32,7 +32,7 @@ WORDS = ("--target-length", 640, "--samples", 1, "--checked", 2, "--lengths", 64
 WORDS = (*WORDS, "--methods", "ntk,yarn,longrope")
 
 
-def test_a_journal_is_gone_on_from_and_replaced(run, source, tmp_path):
+def test_a_journal_is_resumed_and_replaced(run, source, tmp_path):
     place = ["--storage", tmp_path / "study.log", "--study", "mine"]
     first = run("search", source, tmp_path / "best.yaml", *WORDS, "--trials", 3, *place, "--json")
     assert json.loads(first.stdout)["trials"] == 3
@@ -53,7 +53,7 @@ def test_a_password_is_not_shown():
     assert "secret" not in str(StudyPlace(name="x", storage="postgresql://me:secret@host/db"))
 
 
-def test_a_password_that_was_shown_is_taken_out_of_what_the_driver_says(monkeypatch):
+def test_passwords_are_removed_from_errors_of_the_driver(monkeypatch):
     monkeypatch.setattr(redaction, "_secrets", set())
     redact_storage("postgresql://me:correct-horse@host/db")
     assert redact('FATAL: no user "me" with correct-horse') == 'FATAL: no user "me" with …'
@@ -104,7 +104,7 @@ def test_a_place_that_cannot_be_used_is_one_clear_line_without_a_secret(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_damaged_study_is_told_in_one_line(tmp_path):
+def test_a_damaged_study_is_reported_in_one_line(tmp_path):
     with (
         pytest.raises(CtxextError, match=r"cannot be used: .*invalid data"),
         StudyPlace(path=tmp_path / "x.db").explain_errors(),
@@ -128,7 +128,7 @@ def test_a_study_that_several_write_is_waited_for(tmp_path):
             assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == 300_000
 
 
-def test_sqlite_lets_nobody_write_between_a_read_and_its_write(tmp_path):
+def test_sqlite_blocks_writes_between_a_read_and_its_write(tmp_path):
     """Two processes that both read that a trial is queued would both take it."""
     engine = StudyPlace(path=tmp_path / "study.db").open().engine
     with engine.begin() as connection, sqlite3.connect(tmp_path / "study.db", timeout=0) as other:
@@ -148,7 +148,7 @@ def test_sqlite_lets_nobody_write_between_a_read_and_its_write(tmp_path):
         7,
     ],
 )
-def test_a_line_of_a_journal_that_optuna_does_not_know_is_told_in_one_line(line, tmp_path):
+def test_an_unknown_line_of_a_journal_is_reported_in_one_line(line, tmp_path):
     journal = tmp_path / "study.log"
     journal.write_text(json.dumps(line) + "\n")
     with pytest.raises(CtxextError, match="cannot be used"):
@@ -418,7 +418,7 @@ def test_the_hint_names_the_driver_of_the_url(drivers, monkeypatch, storage, ins
     assert "hunter2" not in error.value.message + error.value.hint
 
 
-def test_either_driver_is_named_where_the_url_names_none(drivers):
+def test_both_drivers_are_named_if_the_url_names_none(drivers):
     drivers()
     with pytest.raises(CtxextError) as error:
         choose_driver(make_url("postgresql://host/x"))

@@ -160,7 +160,7 @@ def lines(*steps, source="demo"):
     return source_commands(source, model, serving_of(model)), model
 
 
-def test_the_lines_say_what_config_json_would():
+def test_overrides_of_engines_match_config_json():
     by_engine, model = lines(Yarn(factor=4), source="me/model")
     words = shlex.split(by_engine["vLLM"])
     assert words[:4] == ["vllm", "serve", "me/model", "--hf-overrides"]
@@ -191,7 +191,7 @@ def test_flags_of_llama_cpp(step, flags):
     assert flags in lines(step)[0]["llama.cpp"]
 
 
-def test_the_factor_that_llama_cpp_wants():
+def test_the_factor_for_llama_cpp():
     """attention_factor / (1 + 0.1 · ln factor): 1 by parts, and the tested number for ×4."""
     assert attn_factor(lines(NtkByParts(factor=4))[1]) == pytest.approx(0.878249, abs=1e-6)
     assert attn_factor(lines(Yarn(factor=4, attention_factor=1.2))[1]) == pytest.approx(1.053899, abs=1e-6)
@@ -234,7 +234,7 @@ def test_an_untried_family_is_offered_to_vllm_alone():
     assert set(source_commands("SOURCE", model, serving_of(model))) == {"vLLM"}
 
 
-def test_where_they_are_told(run, yarn):
+def test_overrides_of_engines_are_printed_by_convert_and_inspect(run, yarn):
     output = run("convert", "demo", "--method", "yarn", "--factor", "2", "--dry-run").stdout
     line = next(line.strip() for line in output.splitlines() if "vllm serve" in line)
     assert shlex.split(line)[2] == "SOURCE"

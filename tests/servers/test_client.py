@@ -57,7 +57,7 @@ def test_a_failure_is_one_line(served, message):
     assert message in error_of(served)
 
 
-def test_a_server_that_hangs():
+def test_a_server_without_an_answer_times_out():
     ended = threading.Event()
     served = answers()
     served.override = lambda path: ended.wait(20) and None if path == "/v1/completions" else None
@@ -110,7 +110,7 @@ def test_a_redirect_gets_no_key(path):
     assert first.requests[0][1]["Authorization"] == f"Bearer {KEY}"
 
 
-def test_a_busy_server_is_asked_again():
+def test_requests_to_a_busy_server_are_repeated():
     served, codes = Served(None, None), [503, 429]
     body = json.dumps({"choices": [{"text": " yes"}]}).encode()
 
