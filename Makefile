@@ -13,7 +13,7 @@
 # make story  every command of the README and of docs/ in an environment where nothing but ctxext was installed
 # make thorough  the cases that the quick tests leave out; PART=0/6 the first sixth of them (also of the pages in make story)
 # make affected FILES="src/ctxext/publish/push.py …"   the quick tests that import these files, directly or through others
-# make golden  whether what ctxext prints and writes is what tests/data/golden.json holds; ONLY=help,errors asks for some parts
+# make golden  whether what ctxext prints and writes is what tests/resources/golden.json holds; ONLY=help,errors asks for some parts
 PYTHON ?= python3
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
@@ -106,8 +106,11 @@ readers: releases
 
 # The oldest release that ctxext runs with, and the one of vLLM and of most trainers.
 VERSIONS ?= 5.9.0 5.16.1
-VERSIONS_TESTS ?= tests/cli/test_convert_command.py tests/cli/test_inspect_bounds.py tests/cli/test_other_commands.py \
-	tests/converters tests/gguf tests/portable tests/test_rotary_encoders.py
+VERSIONS_TESTS ?= tests/checkpoint/test_families_idle_windows.py tests/checkpoint/test_other_files.py \
+	tests/checkpoint/test_other_files_sentence_encoders.py tests/cli/test_convert.py tests/cli/test_inspect.py \
+	tests/cli/test_inspect_bounds.py tests/converters tests/files/test_output_directory.py tests/gguf tests/portable \
+	tests/recipes/test_buckets.py tests/recipes/test_declare.py tests/recipes/test_ntk_alibi.py \
+	tests/recipes/test_rotary_encoders.py tests/recipes/test_table.py tests/verify
 versions: releases
 	CTXEXT_RELEASES=$(RELEASES) $(TEST_ENV) $(BIN)/python -m pytest -q -k "not a_sample" tests/versions
 	set -e; for version in $(VERSIONS); do \
@@ -148,7 +151,7 @@ pythons: $(UV)
 	done
 
 # TORCH=2.13.0 takes that torch instead of the lowest, for machines that have one build of it.
-LOWEST_TESTS ?= tests/test_card.py tests/test_extras.py tests/cli tests/converters tests/evaluate tests/finetune tests/search
+LOWEST_TESTS ?= tests/cli tests/converters tests/evaluate tests/finetune tests/models tests/report tests/search tests/tasks
 lowest: $(UV)
 	$(UV) venv --quiet --clear --python 3.11 .venv-lowest
 	$(if $(TORCH),echo "torch==$(TORCH)") > .venv-lowest/override.txt

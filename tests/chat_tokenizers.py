@@ -10,7 +10,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-with zipfile.ZipFile(Path(__file__).parent / "data" / "chat_templates.zip") as archive:
+with zipfile.ZipFile(Path(__file__).parent / "resources" / "chat_templates.zip") as archive:
     TEMPLATES = {
         name.removesuffix(".jinja"): archive.read(name).decode()
         for name in archive.namelist()

@@ -47,7 +47,7 @@ atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--method NAME`: for the sweep of all families (`test_every_family.py`); `--part K/N`: for CI."""
+    """`--method NAME`: for the sweep of all families (`recipes/test_registry_families.py`); `--part K/N`: for CI."""
     parser.addoption("--method", help="The method to sweep all families with, beside what is kept of the others.")
     parser.addoption("--part", default="0/1", help="Run the K-th of N parts, from 0, of the thorough and slow tests.")
 

@@ -1,4 +1,4 @@
-"""The published configurations of tests/data/configs, and checkpoints that have nothing else."""
+"""The published configurations of tests/resources/configs, and checkpoints that have nothing else."""
 
 import json
 import struct
@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).parent / "data" / "configs"
+FOLDER = Path(__file__).parent / "resources" / "configs"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
 
 

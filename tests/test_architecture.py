@@ -165,9 +165,9 @@ def test_what_scripts_import_is_there(folder):
     ("file", "among", "not_among"),
     [
         ("publish/push.py", "publish/test_push.py", "portable/test_relation.py"),
-        ("finetune/chats.py", "finetune/test_chats.py", "gguf/test_gguf.py"),
-        ("portable/mspoe.py", "portable/test_padding_matrix.py", "test_locks.py"),
-        ("recipes/methods/mrrope.py", "recipes/test_divided.py", "test_locks.py"),
+        ("finetune/chats.py", "finetune/test_chats.py", "gguf/test_convert.py"),
+        ("portable/mspoe.py", "portable/test_modeling_family_padding.py", "files/test_output_directory_locks.py"),
+        ("recipes/methods/mrrope.py", "recipes/test_divided.py", "files/test_output_directory_locks.py"),
     ],
 )
 def test_the_tests_of_a_file_are_those_that_import_it(file, among, not_among):

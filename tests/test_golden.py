@@ -1,4 +1,4 @@
-"""No option is added or renamed unnoticed: tests/data/golden.json lists them (tools/golden.py records it)."""
+"""No option is added or renamed unnoticed: tests/resources/golden.json lists them (tools/golden.py records it)."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ import typer
 
 from ctxext.cli.app import app
 
-FROZEN = Path(__file__).parent / "data" / "golden.json"
+FROZEN = Path(__file__).parent / "resources" / "golden.json"
 
 
 def options_by_command():

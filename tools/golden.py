@@ -1,6 +1,6 @@
 """Record the output of ctxext, so that a change of the code shows its effect for users.
 
-    python tools/golden.py --check            # compare with tests/data/golden.json; list what differs and fail
+    python tools/golden.py --check            # compare with tests/resources/golden.json; list what differs and fail
     python tools/golden.py                    # record
     python tools/golden.py --only errors,help # some parts
 

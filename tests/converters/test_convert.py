@@ -305,7 +305,7 @@ def test_without_the_check_converting_imports_no_torch(llama, tmp_path):
     ],
 )
 def test_broken_checkpoints_get_one_line(name, content, reason, llama, tmp_path):
-    """`tests/test_checkpoint.py` has more of them."""
+    """`tests/checkpoint/test_opening.py` has more of them."""
     (llama / name).write_bytes(content)
     with pytest.raises(CtxextError, match=reason) as caught:
         convert(str(llama), tmp_path / "out", YARN)

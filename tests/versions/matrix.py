@@ -76,6 +76,6 @@ def build(folder: Path, families: tuple[str, ...] = (), methods: tuple[str, ...]
             try:
                 convert(str(source), out, recipe, check=False)
             except CtxextError:
-                continue  # tests/test_every_family.py has the reason of each.
+                continue  # tests/recipes/test_registry_families.py has the reason of each.
             folders[out.name] = out
     return folders

@@ -1,9 +1,10 @@
 """Published configurations by six schedules at ×1 and ×4: the rotation of the stock class against formulas by hand.
 
-Each line of tests/data/published.jsonl has a model's config.json without what no schedule reads, `source` (where it was
+Each line of tests/resources/published.jsonl has a model's config.json without what no schedule reads, `source` (where
+it was
 read), and what is known of it: `original` and `reads` (tokens), `declares` where config.json claims another length,
 `rotates` (dimensions of a head), `theta`, and `span` where the exponents run over more than that; or `refused`. The
-files of tests/data/configs say the same of further models. A plan is made for the configuration as it is; what it
+files of tests/resources/configs say the same of further models. A plan is made for the configuration as it is; what it
 writes is loaded with few layers and experts.
 """
 
@@ -27,7 +28,7 @@ from ctxext.recipes.registry import method_named
 from ctxext.verify.rotation import rotations
 from published_models import NAMES, published, write_config
 
-FILE = Path(__file__).parents[1] / "data" / "published.jsonl"
+FILE = Path(__file__).parents[1] / "resources" / "published.jsonl"
 ROWS = {row["model"]: row for row in map(json.loads, FILE.read_text(encoding="utf-8").splitlines())}
 ROWS |= {published(name)["model"]: published(name) for name in NAMES if "original" in published(name)}
 READ = [name for name, row in ROWS.items() if "refused" not in row]
@@ -81,7 +82,8 @@ def converted(row, source, name, factor):
     step = kind(target_length=factor * row["reads"]) if is_scaled else kind(factor=float(factor))
     # Factor 1 is written as no schedule, save for `dynamic`, which goes on stretching beyond the original length.
     is_plain = factor == 1 and not is_scaled and name != "dynamic"
-    if unsupported_reason(family_of(row["config"]), kind.rope_type) and not is_plain:  # As test_families.py measures.
+    # As checkpoint/test_families.py measures.
+    if unsupported_reason(family_of(row["config"]), kind.rope_type) and not is_plain:
         with pytest.raises(CtxextError, match="does not support the rope type"):
             make_plan(source, Recipe([step]), replace_scaling=is_scaled)
         return None

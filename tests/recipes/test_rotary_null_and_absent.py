@@ -31,7 +31,7 @@ from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.encodings.rotary import attention_scaling
 from ctxext.recipes.model_config import model_config
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 from measure_rope_types import LENGTH, angles, close, load
 
 QUICK = ("llama", "olmo_hybrid", "gpt_oss", "gemma4_text", "ministral3", "falcon", "seed_oss", "olmo3", "apertus")

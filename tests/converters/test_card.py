@@ -26,7 +26,7 @@ from ctxext.recipes.model_config import model_config
 from ctxext.recipes.registry import method_named
 from small_llama import change_json, read_json
 
-REPORT = Path(__file__).parent / "data" / "report"
+REPORT = Path(__file__).parents[1] / "resources" / "report"
 
 
 def recipe_of(name: str) -> Recipe:

@@ -19,7 +19,7 @@ from portable_checkpoints import plain_source
 from published_models import NAMES, published, write_config
 from releases import IS_OLDER
 
-DATA = Path(__file__).resolve().parents[1] / "data"
+DATA = Path(__file__).resolve().parents[1] / "resources"
 LLAMA = {
     "model_type": "llama",
     "hidden_size": 4096,

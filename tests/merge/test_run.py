@@ -84,7 +84,7 @@ def test_a_base_in_four_bits_is_merged_into_its_original_weights(tmp_path):
 
 
 def test_mspoe_base_keeps_its_code(tmp_path):
-    """Byte for byte: `portable/test_checkpoint.py` loads it without ctxext."""
+    """Byte for byte: `portable/test_modeling_family.py` loads it without ctxext."""
     base, out = make_base(tmp_path, Yarn(factor=4), MSPOE), tmp_path / "tuned"
     tune(base, out)
     assert (logits(load(out)) - logits(with_adapter(base, out))).abs().max() < 1e-4

@@ -1,6 +1,6 @@
 """Cache sizes of `inspect`: computed by hand for published models, and compared with caches of transformers.
 
-Further models are in tests/data/configs (`recipes/test_published_models.py`).
+Further models are in tests/resources/configs (`recipes/test_registry_published_models.py`).
 """
 
 import json

@@ -1,7 +1,7 @@
 """Malformed answers of a server, over a socket on loopback: every kind has a path, and a new one is a line here.
 
 A kind is a sequence of bytes to send, pauses in seconds, and endless repetitions; `place` is the request that gets it.
-`python tests/servers/malformed.py URL` asks every kind of a running server, and prints what the client makes of it.
+`python tests/server/malformed.py URL` asks every kind of a running server, and prints what the client makes of it.
 """
 
 import contextlib

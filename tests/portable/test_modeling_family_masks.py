@@ -9,7 +9,7 @@ import torch
 from transformers import DynamicCache
 
 from portable_checkpoints import tokens
-from test_padding_matrix import RELATIONS, SLOPES, STEPS, TOLERANCE, models, names_itself, vocabulary  # noqa: F401
+from test_modeling_family_padding import RELATIONS, SLOPES, STEPS, TOLERANCE, models, names_itself, vocabulary  # noqa: F401
 
 SIZES = 44, 37  # Tokens of two texts, both beyond the original context length of 32.
 QUICK = ("self-extend", "adaptive", "dca", "distance-aware", "mspoe middle", "mspoe calibrated")

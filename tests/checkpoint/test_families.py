@@ -28,7 +28,7 @@ from ctxext.errors import CtxextError
 from ctxext.recipes.model_config import model_config
 from releases import IS_OLDER
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
 ROTARY = [

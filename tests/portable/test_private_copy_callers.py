@@ -24,7 +24,7 @@ import loaded_models
 from ctxext.files.isolated import SETTINGS
 from ctxext.portable.private_copy import arguments_of
 from portable_checkpoints import half_of, load, tokens
-from test_padding_matrix import ALIBI, STEPS, models  # noqa: F401
+from test_modeling_family_padding import ALIBI, STEPS, models  # noqa: F401
 
 TOLERANCE = 1e-4  # Of the largest logit.
 LENGTHS = (90, 75, 60)  # The original context length is 32.

@@ -1,6 +1,6 @@
 """What six methods make of models that people have, against figures written by hand from cards and papers.
 
-Each file of tests/data/configs holds a model's published config.json facts with their source, and beside them:
+Each file of tests/resources/configs holds a model's published config.json facts with their source, and beside them:
 `original`, `reads`, `declares` (tokens), `rotates` (dimensions of a head), `theta`, `cache` (bytes in 16 bits that each
 token takes in the full and in the sliding layers, and the window), and what each method gives: the context length
 afterwards, with the factor where it follows from both lengths, or words of the refusal.

@@ -22,7 +22,7 @@ from ctxext.tasks.registry import GROUPS, NAMES, RETRIEVAL_TASKS
 from ctxext.tasks.retrieval import check_fits, make_questions
 from ctxext.tasks.settings import Settings
 
-DATA = Path(__file__).parent.parent / "data"
+DATA = Path(__file__).parent.parent / "resources"
 NODES = [f"{number:010x}" for number in range(1, 12)]
 FORMS = (
     "Final Answer: [{}]",

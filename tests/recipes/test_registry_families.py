@@ -7,7 +7,7 @@ length. Within it, relation maps must change none, and two methods must change n
 every family with a third of the methods, another third for each release of transformers; `make slow` runs all.
 The results are stored in data/sweep, from which docs/families.md is created:
 
-    CTXEXT_UPDATE=1 python -m pytest tests/test_every_family.py -m slow
+    CTXEXT_UPDATE=1 python -m pytest tests/recipes/test_registry_families.py -m slow
 
 `--method NAME` runs one method and adds its results to the others. A method without results has the same
 requirements, and families.md reports that it was not run.
@@ -37,12 +37,12 @@ from ctxext.recipes.registry import method_named
 from ctxext.verify import isolated_checks, isolated_process
 from ctxext.verify.rotation import expected_frequencies
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
-sys.path.insert(0, str(Path(__file__).parent / "portable"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "portable"))
 from measure_rope_types import LENGTH, angles, close
 from portable_checkpoints import plain_source
 
-FOUND = Path(__file__).parent / "data" / "sweep" / "transformers-5.json"
+FOUND = Path(__file__).parents[1] / "resources" / "sweep" / "transformers-5.json"
 QUICK = ("llama", "gemma3_text", "phi3", "nemotron", "llama4_text", "deepseek_v3", "modernbert")
 FAMILIES = [*tiny_models.FAMILIES, *tiny_models.ENCODERS]
 NEUTRAL, SHORT = (PositionInterpolation, MsPoE), tiny_models.MAX_POSITIONS // 2

@@ -19,7 +19,7 @@ from ctxext.tasks.retrieval import check_fits, make_questions
 from ctxext.tasks.settings import Settings
 from hand_made import make_tokenizer
 
-with zipfile.ZipFile(Path(__file__).parents[1] / "data" / "chat_templates.zip") as archive:
+with zipfile.ZipFile(Path(__file__).parents[1] / "resources" / "chat_templates.zip") as archive:
     TEMPLATES = {
         name.removesuffix(".jinja"): archive.read(name).decode()
         for name in archive.namelist()

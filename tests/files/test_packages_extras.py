@@ -18,7 +18,7 @@ from ctxext.report.page import write_report
 from ctxext.search.run import search
 from small_llama import read_json
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DECLARED_AS = {"yaml": "pyyaml", "pyarrow": "datasets", "sqlalchemy": "optuna", "tokenizers": "transformers"}
 DECLARED_AS |= {"fsspec": "huggingface_hub", "pydantic_core": "pydantic", "typing_extensions": "pydantic"}
@@ -69,7 +69,7 @@ def test_a_missing_package_is_named_with_its_extra(package, action, said, tmp_pa
 
 def test_a_report_without_matplotlib_has_its_heat_maps(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    files = write_report(read_json(ROOT / "tests" / "data" / "report" / "report.json"), tmp_path)
+    files = write_report(read_json(ROOT / "tests" / "resources" / "report" / "report.json"), tmp_path)
     assert [file.name for file in files] == ["report.json", "report.html"]
     page = files[1].read_text()
     assert 'class="maps"' in page

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from portable_checkpoints import tokens
-from test_padding_matrix import RELATIONS, models, vocabulary  # noqa: F401
+from test_modeling_family_padding import RELATIONS, models, vocabulary  # noqa: F401
 
 NAMES = [*RELATIONS, "distance-aware"]
 

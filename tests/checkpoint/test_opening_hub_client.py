@@ -1,6 +1,6 @@
 """A Hub id, with a stub of the Hub's client: its calls, and the message for each of its errors.
 
-`test_hub.py` runs the client itself against a server.
+`checkpoint/test_opening_hub.py` runs the client itself against a server.
 """
 
 import json

@@ -72,7 +72,8 @@ def check(monkeypatch):
         return subprocess.CompletedProcess(script, 0, json.dumps(compare(tasks[-1])), "")
 
     monkeypatch.setattr(isolated_checks, "run_isolated", run)
-    monkeypatch.setattr(isolated_process, "check_forms", lambda *_: ({}, []))  # `test_forms.py` tests these.
+    # `test_forms_process_faults.py` tests these.
+    monkeypatch.setattr(isolated_process, "check_forms", lambda *_: ({}, []))
     for name in ("compare_decoding", "run_forms"):
         monkeypatch.setattr(isolated_process, name, lambda *_: {})
     return tasks

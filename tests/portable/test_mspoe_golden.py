@@ -1,4 +1,4 @@
-"""The released Ms-PoE against what the authors' code computed (tests/data/golden), the paper's by its reference."""
+"""The released Ms-PoE against the authors' results (tests/resources/golden), the paper's by its reference."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ import ctxext.api
 from ctxext.methods import MsPoE
 from portable_checkpoints import convert, llama, load, ranks_of
 
-GOLDEN = Path(__file__).parents[1] / "data" / "golden"
+GOLDEN = Path(__file__).parents[1] / "resources" / "golden"
 
 
 @pytest.fixture(scope="module")

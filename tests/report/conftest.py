@@ -1,0 +1,3 @@
+"""Fixtures of tests/evaluation_fixtures.py."""
+
+from evaluation_fixtures import checkpoint, no_pictures, tokenizer  # noqa: F401
