@@ -22,7 +22,7 @@ _CHANGES = ExitStack()
 class _OfflineFlag:
     """True until all contexts have ended.
 
-    Some packages copy the flag as they are imported (`datasets.config`), and a copied True would remain.
+    Some packages, such as `datasets`, copy the flag during their import, and a copied True would remain.
     """
 
     def __bool__(self) -> bool:
