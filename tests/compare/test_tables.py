@@ -8,7 +8,7 @@ from rich.console import Console
 from ctxext.cli.compare import comparison_tables
 from ctxext.compare.page import format_markdown
 from ctxext.compare.tables import tabulate_costs, tabulate_losses, tabulate_scores
-from ctxext.evaluate.report.report import heat_map
+from ctxext.report.report import heat_map
 from records_by_hand import answers, facts, report_of
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from ctxext.evaluate.report import tables
-from ctxext.evaluate.report.report import heat_map
-from ctxext.evaluate.settings import Settings
+from ctxext.report import tables
+from ctxext.report.report import heat_map
+from ctxext.tasks.settings import Settings
 from records_by_hand import answers, facts, losses, report_of
 
 RIGHT = {"stock": {256: ([1, 1], [1, 1]), 512: ([0, 0], [0, 0])}, "mine": {256: ([1, 1], [1, 0])}}
