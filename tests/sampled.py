@@ -58,7 +58,7 @@ SAMPLED = {
     "portable/test_modeling_family_padding.py::test_every_cell": (
         r"^(mspoe prompt|self-extend|dca|adaptive|distance-aware)-0$"
     ),
-    "portable/test_modeling_family_padding.py::test_every_cell_within_the_original_length_equals_the_unmodified_model": (
+    "portable/test_modeling_family_padding.py::test_cells_within_the_original_length_equal_the_unmodified_model": (
         r"^(mspoe prompt|self-extend|dca|adaptive|distance-aware)-0$"
     ),
     "portable/test_modeling_family_padding.py::test_gaps_of_positions_are_the_same_to_one_call_and_to_a_cache": (

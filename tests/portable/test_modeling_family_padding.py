@@ -349,7 +349,7 @@ def check_inside(models, family, name, cells=CELLS):
 
 @pytest.mark.parametrize("half", [0, 1])
 @pytest.mark.parametrize("name", RELATIONS)
-def test_every_cell_within_the_original_length_equals_the_unmodified_model(models, name, half):
+def test_cells_within_the_original_length_equal_the_unmodified_model(models, name, half):
     check_inside(models, "llama", name, HALVES[(half + RELATIONS.index(name)) % 2])
 
 
