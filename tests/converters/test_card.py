@@ -14,7 +14,7 @@ from markdown_it import MarkdownIt
 import tiny_encodings
 from ctxext.api import METHODS, Recipe, convert
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
-from ctxext.converters.card import CardFacts, Measured, convert_command, front_matter, render, wrap_command
+from ctxext.converters.card import CardFacts, CardResults, convert_command, front_matter, render, wrap_command
 from ctxext.converters.convert import card_of
 from ctxext.converters.engine_support import UNKNOWN, serving_of
 from ctxext.converters.plan import make_plan
@@ -280,7 +280,7 @@ def test_exact_arguments(llama_source, recipe, engine, status, arguments):
 
 
 def test_an_adapter_is_tagged_as_one(llama_source):
-    measured = Measured(body="", command="", missing=())
+    measured = CardResults(body="", command="", missing=())
     front = front_matter(facts_of(llama_source, training={"steps": 3}, is_adapter=True, measured=measured))
     assert (front["library_name"], front["base_model_relation"]) == ("peft", "adapter")
     assert LongRope.name not in front["tags"]

@@ -10,7 +10,7 @@ from peft import PeftModel
 import tiny_models
 from ctxext.api import Recipe, convert, verify
 from ctxext.errors import CtxextError
-from ctxext.finetune.batches import Reading, Sequences, make_masker
+from ctxext.finetune.batches import ModelInputs, Sequences, make_masker
 from ctxext.finetune.data import write_sequences
 from ctxext.finetune.documents import Document
 from ctxext.finetune.loss import use_chunked_loss
@@ -77,7 +77,7 @@ def test_masks_depend_on_the_seed_alone(tokenizer, tmp_path):
     options = TrainingOptions(length=16, steps=3, batch_size=2, short_share=0.0).resolve(window=16, trained_length=16)
     texts = [Document([number % (VOCABULARY - 5) + 5 for number in range(start, start + 64)]) for start in range(4)]
     write_sequences(texts, tmp_path, num_needed={16: 16}, pack="off", end=None)
-    read = lambda probability: Sequences(tmp_path, options, Reading(0, make_masker(tokenizer, probability)))  # noqa: E731
+    read = lambda probability: Sequences(tmp_path, options, ModelInputs(0, make_masker(tokenizer, probability)))  # noqa: E731
     one, two, other = read(0.3), read(0.3), read(0.1)
     for index in (5, 0, 3):
         assert torch.equal(one[index]["input_ids"], two[index]["input_ids"])

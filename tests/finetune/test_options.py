@@ -18,7 +18,7 @@ from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.finetune import prepare, trainer
 from ctxext.finetune.base import check_fits
-from ctxext.finetune.batches import Reading, draw_pose_positions, make_restarting_positions
+from ctxext.finetune.batches import ModelInputs, draw_pose_positions, make_restarting_positions
 from ctxext.finetune.data import DataReport, sequence_file
 from ctxext.finetune.documents import Source, parse_source
 from ctxext.finetune.dry_run import Plan, StepMeasurements
@@ -431,7 +431,7 @@ def test_the_newest_save_that_is_whole(tmp_path):
 def test_what_is_held_out_is_read_once_at_the_full_length(tmp_path):
     options = resolve(length=256, short_share=0.5, start_length=32, batch_size=4, micro_batch=2)
     torch.arange(3 * 256, dtype=torch.int32).numpy().tofile(sequence_file(tmp_path, 256))
-    sequences = open_held_out(tmp_path, options, 3, Reading())
+    sequences = open_held_out(tmp_path, options, 3, ModelInputs())
     assert len(sequences) == 3
     assert {entry["input_ids"].shape for entry in (sequences[0], sequences[1], sequences[2])} == {(1, 256)}
     assert len({int(sequences[n]["input_ids"][0, 0]) for n in range(3)}) == 3

@@ -36,7 +36,7 @@ _HUB_ID = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class CardResults:
     """Results of a report for a checkpoint, as Markdown, with the figures as `huggingface_hub.EvalResult`."""
 
     body: str
@@ -79,7 +79,7 @@ class CardFacts:
     base: str = ""
     model_id: str = ANY_ID
     is_adapter: bool = False
-    measured: Measured | None = None
+    measured: CardResults | None = None
 
     @cached_property
     def serving(self) -> tuple[Serving, ...]:

@@ -74,7 +74,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Reading:
+class ModelInputs:
     """Inputs that a model needs for its sequences.
 
     Attributes:
@@ -93,8 +93,8 @@ class Sequences(Dataset[Tensors]):
     has more sequences, for the same number of tokens as a step at the full length.
     """
 
-    def __init__(self, folder: Path, options: TrainingOptions, reading: Reading = Reading()) -> None:
-        self.options, self.reading = options, reading
+    def __init__(self, folder: Path, options: TrainingOptions, inputs: ModelInputs = ModelInputs()) -> None:
+        self.options, self.inputs = options, inputs
         full, self._rows = options.sequence_length, {}
         for length in sorted(options.count_sequences()):
             path = sequence_file(folder, length)
@@ -126,13 +126,13 @@ class Sequences(Dataset[Tensors]):
         # The first token of a document must not be predicted from the document before it.
         labels = ids.masked_fill(starts | ((rows & IGNORE) != 0), IGNORED)
         labels[:, 0] = IGNORED
-        if self.reading.mask is not None:
-            ids, labels = self.reading.mask(ids, labels, f"{self.options.seed} masks {step} {first}")
+        if self.inputs.mask is not None:
+            ids, labels = self.inputs.mask(ids, labels, f"{self.options.seed} masks {step} {first}")
         tensors = {"input_ids": ids, "labels": labels}
-        if self.reading.first_index is not None:
+        if self.inputs.first_index is not None:
             numbered = enumerate(starts.tolist(), start=first)
             positions = torch.tensor([self._make_positions(piece, step, number) for number, piece in numbered])
-            tensors["position_ids"] = positions + self.reading.first_index
+            tensors["position_ids"] = positions + self.inputs.first_index
         if self.options.pack == "restart":
             return tensors  # Without a mask, transformers finds document starts from the positions.
         return {**tensors, "attention_mask": torch.ones_like(ids)}

@@ -172,32 +172,32 @@ class _Clock(TrainerCallback):  # type: ignore[misc]
         self.peaks.append(peak_memory(args.device))
 
 
-def _row(length: int, ready: Prepared, cost: Cost) -> Tensors:
+def _row(length: int, prepared: Prepared, cost: Cost) -> Tensors:
     """Create a random sequence."""
     ids = torch.randint(0, cost.vocabulary, (1, length))
     labels = ids.masked_fill(torch.rand(1, length) >= cost.learned_share, IGNORED)
     tensors = {"input_ids": ids, "labels": labels, "attention_mask": torch.ones_like(ids)}
-    if ready.reading.first_index is not None:
+    if prepared.inputs.first_index is not None:
         # Use the last positions of a full sequence, to avoid special cases of short ones.
-        first = ready.reading.first_index + ready.options.sequence_length - length
+        first = prepared.inputs.first_index + prepared.options.sequence_length - length
         tensors["position_ids"] = torch.arange(first, first + length)[None]
     return tensors
 
 
-def _measure(ready: Prepared, lengths: tuple[int, int], cost: Cost, folder: Path) -> StepMeasurements:
+def _measure(prepared: Prepared, lengths: tuple[int, int], cost: Cost, folder: Path) -> StepMeasurements:
     """Train a few steps on random sequences of two lengths; this changes the model's weights."""
-    model, options, world = ready.model, ready.options, ready.arguments.world_size
-    device = ready.arguments.device  # The Trainer moves the model there.
+    model, options, world = prepared.model, prepared.options, prepared.arguments.world_size
+    device = prepared.arguments.device  # The Trainer moves the model there.
     before = peak_memory(device)
     if device.type == "cpu":
         _return_blocks()
     short_options = dataclasses.replace(
         options, steps=_STEPS * len(lengths), batch_size=options.micro_batch * world, report_to="none", save_every=10**9
     )
-    arguments = make_training_arguments(short_options, ready.precision, folder, world)
+    arguments = make_training_arguments(short_options, prepared.precision, folder, world)
     arguments.save_strategy = "no"
     clock = _Clock()
-    rows = [_row(length, ready, cost) for length in lengths for _ in range(_STEPS * options.micro_batch)]
+    rows = [_row(length, prepared, cost) for length in lengths for _ in range(_STEPS * options.micro_batch)]
     OrderedTrainer(model, arguments, train_dataset=rows, callbacks=[clock]).train()
     return StepMeasurements(
         lengths, (max(clock.peaks[:_STEPS]), max(clock.peaks[_STEPS:])), before, min(clock.seconds[_STEPS:])
@@ -237,17 +237,17 @@ def plan_training(
     """Read the data, run a few short steps, and estimate the cost of the training; write nothing."""
     base, options = open_model(model, options, revision, token)
     with tempfile.TemporaryDirectory(prefix="ctxext-dry-run-") as folder:
-        ready = prepare(base, Path(folder), read_documents, options, merge=merge, notify=notify)
-        options = ready.options
+        prepared = prepare(base, Path(folder), read_documents, options, merge=merge, notify=notify)
+        options = prepared.options
         full = options.sequence_length
-        num_tokens = count_tokens(ready.report, full)
+        num_tokens = count_tokens(prepared.report, full)
         longer = max(2, min(full // _SHARE_MEASURED, _MOST_MEASURED))
         masked_share = MASKED_SHARE if base.is_masked else 1.0
-        cost = Cost(ready.model, options, learned_share=masked_share * ready.report.num_learned / num_tokens)
+        cost = Cost(prepared.model, options, learned_share=masked_share * prepared.report.num_learned / num_tokens)
         if notify:
             notify(f"measuring: two steps of {longer // 2:,} tokens, then two of {longer:,}")
-        measured = _measure(ready, (longer // 2, longer), cost, Path(folder))
-    at_once = ready.arguments.world_size * options.micro_batch
+        measured = _measure(prepared, (longer // 2, longer), cost, Path(folder))
+    at_once = prepared.arguments.world_size * options.micro_batch
     rounds = math.ceil(options.batch_size / at_once)
     per_step = {
         length: rounds * estimate_seconds([length] * (full // length), (longer, measured.seconds), cost.work)
@@ -255,15 +255,15 @@ def plan_training(
     }
     return Plan(
         options,
-        ready.report,
+        prepared.report,
         num_tokens,
-        ready.num_trained,
-        ready.num_parameters,
+        prepared.num_trained,
+        prepared.num_parameters,
         measured.peak_at(full, cost),
-        _available_memory(ready.arguments.device),
+        _available_memory(prepared.arguments.device),
         per_step.get(full, max(per_step.values())),
         sum(per_step[options.length_of_step(step)] for step in range(options.steps)),
         longer,
-        ready.precision.device.type,
-        ready.precision.dtype,
+        prepared.precision.device.type,
+        prepared.precision.dtype,
     )

@@ -18,7 +18,7 @@ from ctxext.files.processes import num_processes, rank
 from ctxext.finetune.arguments import make_training_arguments
 from ctxext.finetune.attention import attends_by_document, can_separate_documents
 from ctxext.finetune.base import Base, check_fits
-from ctxext.finetune.batches import Reading, make_masker
+from ctxext.finetune.batches import ModelInputs, make_masker
 from ctxext.finetune.data import HELD_OUT, DataReport, read_report, write_sequences
 from ctxext.finetune.documents import DocumentReader
 from ctxext.finetune.loss import PositionLosses, use_chunked_loss
@@ -183,8 +183,8 @@ def prepare(
     model, tokenizer = load_base(base, precision, by_document=restart)
     by_position = PositionLosses()
     source = load_source(base, model, precision, full=full, by_document=restart) if options.keep_short else None
-    reading = _get_reading(base, model, tokenizer, options.positions)
-    can_restart = _can_restart(base, model, reading.first_index, keep_short=options.keep_short)
+    inputs = _get_reading(base, model, tokenizer, options.positions)
+    can_restart = _can_restart(base, model, inputs.first_index, keep_short=options.keep_short)
     if restart and not can_restart:
         raise CtxextError(
             f'--pack restart cannot separate documents in "{base.model.family.model_type}" with this version of '
@@ -239,7 +239,7 @@ def prepare(
             with contextlib.suppress(CtxextError):
                 needle = NeedleProbe(head, tokenizer, options.length, options.seed)
     report_line(str(precision))
-    return Prepared(trained, arguments, options, report, held_out, (by_position, needle), reading, *counts, precision)
+    return Prepared(trained, arguments, options, report, held_out, (by_position, needle), inputs, *counts, precision)
 
 
 def _can_restart(base: Base, model: Any, first_index: int | None, *, keep_short: bool) -> bool:
@@ -252,7 +252,7 @@ def _can_restart(base: Base, model: Any, first_index: int | None, *, keep_short:
         return can_separate_documents(model, first_index)
 
 
-def _get_reading(base: Base, model: Any, tokenizer: Any, positions: str) -> Reading:
+def _get_reading(base: Base, model: Any, tokenizer: Any, positions: str) -> ModelInputs:
     """Return the inputs that the model needs; some families compute positions internally."""
     takes_positions = "position_ids" in inspect.signature(base_of(model).forward).parameters
     if not takes_positions and positions != "full":
@@ -261,7 +261,7 @@ def _get_reading(base: Base, model: Any, tokenizer: Any, positions: str) -> Read
             hint=f"Remove --positions {positions}.",
         )
     mask = make_masker(tokenizer, MASKED_SHARE) if base.is_masked else None
-    return Reading(base.model.encoding.first_index if takes_positions else None, mask)
+    return ModelInputs(base.model.encoding.first_index if takes_positions else None, mask)
 
 
 def _read(

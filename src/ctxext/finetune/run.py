@@ -222,22 +222,22 @@ def _train(
     from ctxext.finetune.trainer import train
 
     notify = reporter.notify
-    ready = prepare(base, folder, readers[0], options, merge=run.merge, notify=notify, read_held_out=readers[1])
-    saves = find_newest_save(folder, ready.options.steps, ready.model) if run.resume else Saves(None, ())
+    prepared = prepare(base, folder, readers[0], options, merge=run.merge, notify=notify, read_held_out=readers[1])
+    saves = find_newest_save(folder, prepared.options.steps, prepared.model) if run.resume else Saves(None, ())
     if run.resume and notify is not None:
         for note in saves.notes:
             notify(note)
         step = saves.newest.name.rsplit("-", 1)[1] if saves.newest else ""
         notify(f"resuming after step {step}" if step else "nothing saved yet: starting at step 1")
     started = time.perf_counter()
-    trainer = train(ready, folder, reporter, saves.newest)
+    trainer = train(prepared, folder, reporter, saves.newest)
     trainer.save_model(str(folder / FINAL))
     logged = (entry for entry in trainer.state.log_history if entry.get("loss") is not None)
     losses = tuple((entry["step"], entry["loss"]) for entry in logged)
     seconds = round(time.perf_counter() - started, 2)
-    counts, precision = (ready.num_trained, ready.num_parameters), ready.precision
+    counts, precision = (prepared.num_trained, prepared.num_parameters), prepared.precision
     return Finetuned(
-        folder, ready.options, ready.report, losses, *counts, seconds, precision.device.type, precision.dtype
+        folder, prepared.options, prepared.report, losses, *counts, seconds, precision.device.type, precision.dtype
     )
 
 

@@ -13,7 +13,7 @@ from torch.utils.data import SequentialSampler
 
 from ctxext.errors import CtxextError
 from ctxext.files.offline import forbid_network
-from ctxext.finetune.batches import Reading, Sequences, collate
+from ctxext.finetune.batches import ModelInputs, Sequences, collate
 from ctxext.finetune.data import HELD_OUT, DataReport
 from ctxext.finetune.loss import PositionLosses
 from ctxext.finetune.models import Precision
@@ -72,10 +72,10 @@ def _explain_load_errors(save: str | None, part: str) -> Iterator[None]:
         ) from error
 
 
-def open_held_out(folder: Path, options: TrainingOptions, count: int, reading: Reading) -> Sequences:
+def open_held_out(folder: Path, options: TrainingOptions, count: int, inputs: ModelInputs) -> Sequences:
     """Open the held-out sequences of the full length, each used once and in order."""
     once: dict[str, Any] = {"steps": count, "batch_size": 1, "micro_batch": 1, "short_share": 0.0, "start_length": None}
-    return Sequences(folder, dataclasses.replace(options, **once), reading)
+    return Sequences(folder, dataclasses.replace(options, **once), inputs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Prepared:
         report: Counts of the data.
         held_out: Counts of the evaluation data.
         measures: Sums of the loss by position, and the needle evaluation.
-        reading: Inputs that the model needs for its sequences.
+        inputs: Inputs that the model needs for its sequences.
         num_trained: Number of trained parameters.
         num_parameters: Number of all parameters.
         precision: The device, and the types of the computation.
@@ -101,21 +101,23 @@ class Prepared:
     report: DataReport
     held_out: DataReport | None
     measures: tuple[PositionLosses, NeedleProbe | None]
-    reading: Reading
+    inputs: ModelInputs
     num_trained: int
     num_parameters: int
     precision: Precision
 
 
-def train(ready: Prepared, folder: Path, reporter: Reporter, last_save: Path | None) -> Trainer:
+def train(prepared: Prepared, folder: Path, reporter: Reporter, last_save: Path | None) -> Trainer:
     """Train to the last step, from the beginning or from the last save; the losses are in `state.log_history`."""
-    options, arguments = ready.options, ready.arguments
+    options, arguments = prepared.options, prepared.arguments
     held_out = None
-    if ready.held_out is not None:
-        held_out = open_held_out(folder / HELD_OUT, options, ready.held_out.num_sequences, ready.reading)
-    live = LiveLine(reporter, options.batch_size * options.sequence_length, folder / STEPS, *ready.measures)
-    data, stop = Sequences(folder, options, ready.reading), StopAfterStep()
-    trainer = OrderedTrainer(ready.model, arguments, train_dataset=data, eval_dataset=held_out, callbacks=[live, stop])
+    if prepared.held_out is not None:
+        held_out = open_held_out(folder / HELD_OUT, options, prepared.held_out.num_sequences, prepared.inputs)
+    live = LiveLine(reporter, options.batch_size * options.sequence_length, folder / STEPS, *prepared.measures)
+    data, stop = Sequences(folder, options, prepared.inputs), StopAfterStep()
+    trainer = OrderedTrainer(
+        prepared.model, arguments, train_dataset=data, eval_dataset=held_out, callbacks=[live, stop]
+    )
     if last_save:
         adapt_state(last_save, arguments)
     with stop:

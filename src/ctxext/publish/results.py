@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ctxext.converters.card import Measured
+from ctxext.converters.card import CardResults
 from ctxext.errors import CtxextError
 from ctxext.files.schemas import read_json_object
 from ctxext.files.strict import in_markdown
@@ -174,7 +174,7 @@ def files_of(folder: Path, body: str = "") -> list[Path]:
     return [path for name in ("report.json", "report.html") if (path := folder / name).is_file()] + known
 
 
-def build_results(report: Report, entry: Mapping[str, Any], pictures: Sequence[str]) -> Measured:
+def build_results(report: Report, entry: Mapping[str, Any], pictures: Sequence[str]) -> CardResults:
     """Return the results section of a card, from a report, with links to its uploaded pictures."""
     with explain_malformed("report.json"):
         summary = "\n".join(f"- {in_markdown(sentence)}" for sentence in findings(report))
@@ -195,7 +195,7 @@ def build_results(report: Report, entry: Mapping[str, Any], pictures: Sequence[s
             _format_section(harness.select(("task", "metric", "value"), "lm-evaluation-harness")),
             conditions(report, entry),
         ]
-        return Measured(
+        return CardResults(
             body="\n\n".join(part for part in parts if part),
             command=_command(report, entry),
             missing=[in_markdown(sentence) for sentence in _missing(report, entry)],

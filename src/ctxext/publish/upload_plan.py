@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
-from ctxext.converters.card import EXTENDED, CardFacts, Measured, card_metadata, declared_base, render
+from ctxext.converters.card import EXTENDED, CardFacts, CardResults, card_metadata, declared_base, render
 from ctxext.converters.plan import cautions_of
 from ctxext.errors import CtxextError
 from ctxext.files.content import MANIFEST, Progress, as_json, sha256_of
@@ -118,10 +118,10 @@ def pack(
 ) -> UploadPlan:
     """Plan the push of a full checkpoint without writing files."""
     report = Path(options.report) if options.report else None
-    subject = _subject(folder, rewritten=FOLDER if report else None, progress=progress)
-    subject.checkpoint.check_files()  # Required in any case: a link must not publish files from elsewhere.
+    conversion = _conversion_of(folder, rewritten=FOLDER if report else None, progress=progress)
+    conversion.checkpoint.check_files()  # Required in any case: a link must not publish files from elsewhere.
     checks = [item for item in READING if options.check and (read_weights or item is not check_weights)]
-    failed = failures(run_checks(checks, subject))
+    failed = failures(run_checks(checks, conversion))
     if failed:
         raise CtxextError(
             f'"{folder}" failed verification: {failed[0].check}: {failed[0].detail}.',
@@ -129,18 +129,18 @@ def pack(
         )
     results, files = None, list[Path]()
     if report:  # Match the report's entry by digest, with and without an earlier published report.
-        content, checkpoint = read_report(report), subject.checkpoint
+        content, checkpoint = read_report(report), conversion.checkpoint
         stripped = _WithoutReport(checkpoint.name, checkpoint.folder, checkpoint.config)
         digests = [info_of("this", version).digest for version in (stripped, checkpoint)]
         results = build_results(content, entry_of(content, digests), [path.name for path in files_of(report)])
         files = files_of(report, results.body)
         _check_links(report, files)
     texts = {f"{FOLDER}/{path.name}": path.read_bytes() for path in files}
-    edited = _edited_card(subject)
+    edited = _edited_card(conversion)
     warnings = [f"{CARD} was edited by hand and is kept. Delete it to generate a new one."] if edited else []
-    card = edited or render(_facts(subject, repository, results, base=options.base))
-    names = tuple(path.as_posix() for path in subject.checkpoint.files)
-    known = {name: digest for name, digest in subject.read_digests("weights").items() if digest}
+    card = edited or render(_facts(conversion, repository, results, base=options.base))
+    names = tuple(path.as_posix() for path in conversion.checkpoint.files)
+    known = {name: digest for name, digest in conversion.read_digests("weights").items() if digest}
     known = known if check_weights in checks else {}
     return UploadPlan(folder, names, {**texts, CARD: card.encode()}, tuple(warnings), base=options.base, known=known)
 
@@ -167,7 +167,7 @@ def pack_adapter(folder: Path, repository: str, base: str | None = None) -> Uplo
     texts = {_ADAPTER_CONFIG: as_json(changed).encode()} if base else {}
     line = 'base_model: "{}"'.format
     if (folder / MANIFEST).is_file():
-        card = render(_facts(_subject(folder), repository, None, base=base_id, is_adapter=True))
+        card = render(_facts(_conversion_of(folder), repository, None, base=base_id, is_adapter=True))
     elif (place / CARD).is_file():
         card = (place / CARD).read_text(encoding="utf-8").replace(line(recorded), line(base_id))
     else:
@@ -200,40 +200,45 @@ def _check_adapter(weights: Path) -> None:
         raise CtxextError(f'"{weights.name}" contains "{foreign}", which does not belong to an adapter.')
 
 
-def _subject(folder: Path, rewritten: str | None = None, progress: Progress | None = None) -> Conversion:
+def _conversion_of(folder: Path, rewritten: str | None = None, progress: Progress | None = None) -> Conversion:
     if not folder.is_dir():
         raise CtxextError(f'The folder "{folder}" does not exist.', hint="Use a checkpoint created by ctxext convert.")
-    subject = Conversion(open_checkpoint(str(folder)), rewritten=rewritten, progress=progress)
-    if not subject.manifest or not (subject.has_recipe or subject.manifest.get("finetune")):
+    conversion = Conversion(open_checkpoint(str(folder)), rewritten=rewritten, progress=progress)
+    if not conversion.manifest or not (conversion.has_recipe or conversion.manifest.get("finetune")):
         raise CtxextError(f'"{folder}" was not created by ctxext: it has no {MANIFEST}.', hint="ctxext convert --help")
-    return subject
+    return conversion
 
 
-def _edited_card(subject: Conversion) -> str | None:
+def _edited_card(conversion: Conversion) -> str | None:
     """Return the card in the folder if a person changed it, else None."""
-    path, recorded = subject.checkpoint.folder / CARD, subject.read_digests("files").get(CARD)
+    path, recorded = conversion.checkpoint.folder / CARD, conversion.read_digests("files").get(CARD)
     if not path.is_file() or recorded is None or sha256_of(path) == recorded:
         return None
     return path.read_text(encoding="utf-8")
 
 
 def _facts(
-    subject: Conversion, repository: str, results: Measured | None, *, base: str | None = None, is_adapter: bool = False
+    conversion: Conversion,
+    repository: str,
+    results: CardResults | None,
+    *,
+    base: str | None = None,
+    is_adapter: bool = False,
 ) -> CardFacts:
-    checkpoint, manifest = subject.checkpoint, subject.manifest
+    checkpoint, manifest = conversion.checkpoint, conversion.manifest
     source = manifest.get("source") or manifest.get("base") or {}
-    recipe = subject.recipe if subject.has_recipe else None
+    recipe = conversion.recipe if conversion.has_recipe else None
     trained = EXTENDED if recipe else str(source.get("name"))
     return CardFacts(
         source=str(source.get("name")),
         revision=source.get("revision"),
-        base=base or ("" if source.get("revision") else declared_base(subject.model.config)),
+        base=base or ("" if source.get("revision") else declared_base(conversion.model.config)),
         inherited=card_metadata(checkpoint.folder),
         recipe=recipe,
-        model=subject.model,
-        rewritten=[*(subject.manifest.get("rewritten") or {})],
-        cautions=cautions_of(checkpoint, recipe, subject.model) if recipe else (),
-        training=training_of(subject),
+        model=conversion.model,
+        rewritten=[*(conversion.manifest.get("rewritten") or {})],
+        cautions=cautions_of(checkpoint, recipe, conversion.model) if recipe else (),
+        training=training_of(conversion),
         training_command=training_command(checkpoint.folder, trained),
         curve="" if is_adapter else CURVE * (checkpoint.folder / CURVE).is_file(),
         model_id=repository,
