@@ -15,7 +15,7 @@ AS_PNG = report_pictures.as_png
 def no_pictures():
     """Pictures are laid out and not drawn (fixture `pictures`), as that takes longer than a short evaluation."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report_pictures, "as_png", lambda figure: b"not drawn")
+        patch.setattr(report_pictures, "as_png", lambda figure, **_: b"not drawn")
         yield
 
 

@@ -463,7 +463,7 @@ def test_finetune(arrived, monkeypatch, expected):
     planned, words = [], words_of(expected)
     monkeypatch.setattr(import_module("ctxext.evaluate.plan"), "plan_questions", lambda *given: planned.append(given))
     monkeypatch.setattr(TrainingData, "reader", lambda self, options: (self, options))
-    monkeypatch.setattr(TrainingOptions, "_check_together", lambda self: None)
+    monkeypatch.setattr(TrainingOptions, "rules", ())
     (model, out, chosen, options), named = arrived((*FINETUNE, *words), "ctxext.finetune.run.finetune")
     assert (model, out) == ("some", Path("out"))
     assert options == TrainingOptions(**expected)

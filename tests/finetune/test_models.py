@@ -9,7 +9,7 @@ import torch
 from ctxext.checkpoint import loading
 from ctxext.errors import CtxextError
 from ctxext.files import processes
-from ctxext.finetune import dry_run, models, trainer
+from ctxext.finetune import arguments, dry_run, models
 from ctxext.finetune.models import choose_precision
 from ctxext.finetune.stopping import StopAfterStep
 from tiny_base import arguments_of
@@ -50,14 +50,14 @@ def precision_of(device="auto", dtype="auto", full=False, **more):
 @pytest.mark.parametrize("name", [*KINDS, "no accelerator"])
 def test_training_uses_the_accelerator_that_torch_reports(machine, monkeypatch, tmp_path, name):
     kind = machine(name)
-    monkeypatch.setattr(trainer, "TrainingArguments", dict)
+    monkeypatch.setattr(arguments, "TrainingArguments", dict)
     expected = kind or "cpu"
     assert loading.choose_device("auto").type == expected
-    arguments = arguments_of(tmp_path)
-    assert arguments["use_cpu"] == (not kind)
-    assert arguments["dataloader_pin_memory"] == (expected not in ("cpu", "mps"))
-    assert arguments["bf16"] == (name in {*NATIVE, "NPU"})
-    assert not arguments["fp16"]
+    made = arguments_of(tmp_path)
+    assert made["use_cpu"] == (not kind)
+    assert made["dataloader_pin_memory"] == (expected not in ("cpu", "mps"))
+    assert made["bf16"] == (name in {*NATIVE, "NPU"})
+    assert not made["fp16"]
     assert arguments_of(tmp_path, device="cpu")["use_cpu"]
     half = arguments_of(tmp_path, dtype="fp16")
     assert (half["bf16"], half["fp16"]) == (False, bool(kind))

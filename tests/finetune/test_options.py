@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
-from ctxext.finetune import prepare, trainer
+from ctxext.finetune import prepare, step_log
 from ctxext.finetune.base import check_fits
 from ctxext.finetune.batches import ModelInputs, draw_pose_positions, make_restarting_positions
 from ctxext.finetune.data import DataReport, sequence_file
@@ -347,8 +347,8 @@ def state(step=3, last=10, first=True):
 
 def test_the_line_of_a_step(tmp_path, monkeypatch):
     shown, clock = [], iter([100.0, 108.0])
-    monkeypatch.setattr(trainer.time, "perf_counter", lambda: next(clock))
-    monkeypatch.setattr(trainer, "peak_memory", lambda device: 3 << 29)
+    monkeypatch.setattr(step_log.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(step_log, "peak_memory", lambda device: 3 << 29)
     path = tmp_path / "steps.jsonl"
     path.write_text("".join(json.dumps({"step": n}) + "\n" for n in (1, 2, 3)) + '{"step": 2\n')
     line = LiveLine(Reporter(progress=lambda *given: shown.append(given)), 1000, path, PositionLosses())

@@ -184,7 +184,9 @@ def prepare(
     by_position = PositionLosses()
     source = load_source(base, model, precision, full=full, by_document=restart) if options.keep_short else None
     inputs = _get_reading(base, model, tokenizer, options.positions)
-    can_restart = _can_restart(base, model, inputs.first_index, keep_short=options.keep_short)
+    can_restart = options.positions == "full" and _can_restart(
+        base, model, inputs.first_index, keep_short=options.keep_short
+    )
     if restart and not can_restart:
         raise CtxextError(
             f'--pack restart cannot separate documents in "{base.model.family.model_type}" with this version of '
