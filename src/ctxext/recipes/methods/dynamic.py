@@ -29,11 +29,10 @@ class DynamicNtk(Scaling):
 
     @override
     def length_after(self, encoding: Encoding) -> int:
-        # It stays the trained length. transformers reads that length from the maximum, and raising the maximum switches
-        # the scaling off. See docs/traps.md, trap 5.
+        # transformers reads the trained length from max_position_embeddings, and raising it disables the scaling
+        # (docs/traps.md, trap 5).
         return encoding.trained_length
 
     @override
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
-        # The rope type is `dynamic`.
         return {"factor": self.scaling_factor}

@@ -97,22 +97,19 @@ class LongRope(Scaling):
     @classmethod
     @override
     def neutral_step(cls, encoding: Encoding) -> Self:
-        # Its lists contain only ones.
         return cls(**cls.neutral, long_factor=(1.0,) * _num_pairs(encoding))
 
     @classmethod
     @override
     def example_step(cls, encoding: Encoding) -> Self:
-        # Its divisor rises by one from pair to pair.
         return cls(**cls.example, long_factor=tuple(1.0 + pair for pair in range(_num_pairs(encoding))))
 
     @classmethod
     @override
     def search_space(cls, rotary: Rotary, factor: float) -> dict[str, SearchRange]:
-        # The parameters are the rise of the curve of divisors up to each of a few knots, the list for the original
-        # context, and the temperature. No rise is negative, so divisors never fall from one dimension to the next: the
-        # paper's constraint (section 3.2). The curve starts as YaRN's, one of those that the paper's search starts
-        # from.
+        # The curve of divisors is given by its rises between a few knots. No rise is negative, so divisors never fall
+        # from one dimension to the next: the paper's constraint (section 3.2). The search starts from YaRN's curve, as
+        # the paper's search does among others.
         rises = {
             f"rise_{knot}": SearchRange((0.0, _MAX_RISE), start) for knot, start in enumerate(_starts(rotary, factor))
         }
@@ -122,7 +119,7 @@ class LongRope(Scaling):
     @classmethod
     @override
     def from_search(cls, numbers: Mapping[str, Any], rotary: Rotary, factor: float) -> Self:
-        # Its divisors, on a logarithmic scale, are linear between knots.
+        # Between knots, the logarithm of the divisors is linear.
         count, pairs = _num_knots(rotary), rotary.dim // 2
         most, level, knots = math.log(_MOST * factor), 0.0, []
         for knot in range(count):
@@ -138,7 +135,6 @@ class LongRope(Scaling):
 
     @override
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
-        # The rope type is `longrope`.
         num_factors = rotary.dim // 2
         short_factor = self.short_factor or (1.0,) * num_factors
         for name, factors in (("long_factor", self.long_factor), ("short_factor", short_factor)):
