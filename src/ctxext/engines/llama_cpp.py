@@ -16,7 +16,7 @@ from ctxext.server.client import Server
 _CACHES = {"auto": "F16", "fp16": "F16", "bf16": "BF16", "fp32": "F32"}
 """Type of keys and values by the value of --dtype."""
 _GREEDY: Mapping[str, Any] = {"samplers": ["top_k"], "top_k": 1}
-"""Greedy decoding, also of a file that specifies samplers."""
+"""Greedy decoding, even if the file specifies samplers."""
 _CONTEXT_OF_TOKENIZER = 256
 
 

@@ -231,7 +231,7 @@ def schedule_of(
     if kind == "linear":
         factor = float(numbers["factor"])
         keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": factor}
-        if has_scores and factor > 1:  # This cancels the temperature that the graph applies without YaRN.
+        if has_scores and factor > 1:  # Cancels the temperature that the graph applies without YaRN.
             keys[LOG_MULTIPLIER] = (1 / (0.1 * math.log(factor) + 1) - 1) / math.log(factor)
         return keys, None
     betas = (float(numbers.get("beta_fast") or BETAS[0]), float(numbers.get("beta_slow") or BETAS[1]))

@@ -290,7 +290,7 @@ def _texts(
         own = [_settings_at(step, settings, length, in_proportion=True) for step in steps]
     prompts, insides = [length + _MORE, LENGTH + _MORE], [length // 2, LENGTH // 2]
     if isinstance(model.encoding, Rotary) and model.encoding.rope_type in ("longrope", "dynamic"):
-        trained = model.encoding.trained_length  # Their frequencies change there, and not within a text.
+        trained = model.encoding.trained_length  # Texts must not cross the length that changes the frequencies.
         prompts = [max(prompt, trained + _PADDED) if trained < prompt + _BEYOND else prompt for prompt in prompts]
         insides = [0, 0]
     texts = list[dict[str, Any]]()
@@ -341,7 +341,7 @@ def _is_quick(step: Method, settings: Sequence[Mapping[str, Any]]) -> bool:
     with report_reference_errors(step):
         try:
             return len((reference.relation(entry, entry["layers"][0], m, m - 1, (1.0,)) or ("",))[0]) <= 1
-        except (ValueError, IndexError):  # It gives angles for a certain number of frequencies.
+        except (ValueError, IndexError):  # The reference requires another number of frequencies.
             return False
 
 
@@ -358,8 +358,8 @@ def _settings_at(
 ) -> dict[str, Any]:
     """Return the settings of a step at another original context length.
 
-    Its other lengths are the method's defaults. In proportion, they are those of the step, shorter, if the method
-    accepts them. Then the same form computes them.
+    Other lengths in the settings become the method's defaults. With `in_proportion` they are scaled instead, if the
+    method accepts the result, so that the same form of attention is tested.
     """
     entry = _settings_of(step, settings)
     if "original_length" not in entry or (in_proportion and entry["original_length"] == length):

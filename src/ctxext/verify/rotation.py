@@ -128,7 +128,7 @@ def expected_rotation(
 ) -> tuple[Sequence[float], float]:
     """Return the inverse frequencies and the factor on cos and sin that a loaded model must have at a length in tokens.
 
-    They are computed by the methods' references, or by the stock formulas if the source's schedule was kept.
+    They are computed by the methods' references, or by transformers' formulas if the source's schedule was kept.
     """
     if plain.rotary.is_scaled:
         return inverse_frequencies(result.rotary, length), attention_scaling(result.rotary)
@@ -232,7 +232,7 @@ def rotations(config: Mapping[str, Any], lengths: Sequence[int]) -> dict[int, li
 
 
 def stock_model(config: Mapping[str, Any]) -> Any:
-    """Build the stock model of a configuration on the meta device, with its rotary embeddings in memory."""
+    """Build the unmodified model of a configuration on the meta device, with its rotary embeddings in memory."""
     from transformers import __version__ as version
 
     try:

@@ -113,12 +113,12 @@ class LearnedTable(Encoding):
 
     @property
     def feature(self) -> str:
-        """The table, of any length."""
+        """The name of the feature, the same for tables of any length."""
         return "table"
 
     @property
     def learned_tensors(self) -> tuple[str, ...]:
-        """The table."""
+        """Name suffixes of the table, and of a second one in some families."""
         return self.layout.tensors
 
     @property

@@ -25,8 +25,8 @@ class Declare(Reaching):
     encoding = "none"
     is_published = False
     caution = (
-        "only the declared length changed and nothing was learned: whether the model uses longer inputs depends on its "
-        "training. Measure it with ctxext eval."
+        "only the declared length changed, and nothing was learned. Whether the model uses longer inputs depends on "
+        "its training: measure it with ctxext eval."
     )
 
     @classmethod

@@ -22,9 +22,9 @@ class DynamicNtk(Scaling):
     paper = "https://arxiv.org/abs/2309.00071"
     rope_type = "dynamic"
     caution = (
-        "transformers selects one set of frequencies for a batch by its longest row, and keys cached within the "
+        "transformers selects one set of frequencies for a batch by its longest sequence, and keys cached within the "
         "original context length keep their rotation: run whole prompts, one at a time; engines differ. adaptive does "
-        "the same per row and is consistent with its cache."
+        "the same per query position and is consistent with its cache."
     )
 
     @override

@@ -53,7 +53,7 @@ def _starts(rotary: Rotary, factor: float) -> list[float]:
 
 
 def _interpolate(knots: Sequence[float], place: float) -> float:
-    """Return the height at a place from 0 to 1 of the line through evenly spaced knots, two at least."""
+    """Interpolate linearly between evenly spaced knots, at least two, at a place from 0 to 1."""
     at = place * (len(knots) - 1)
     left = min(int(at), len(knots) - 2)
     return knots[left] + (knots[left + 1] - knots[left]) * (at - left)
@@ -77,7 +77,7 @@ class LongRope(Scaling):
     rope_type = "longrope"
     is_published = False
     caution = (
-        "transformers selects the list by the longest row of the batch and switches while decoding: "
+        "transformers selects the list by the longest sequence of the batch and switches while decoding: "
         "with two different lists, cached decoding across the original context length differs from uncached decoding."
     )
 

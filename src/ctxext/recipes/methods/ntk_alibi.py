@@ -69,6 +69,6 @@ class NtkAlibi(Reaching, CodeMethod):
         if self.rows == "static":
             return "every input changes, including short ones."
         return (
-            "rows within the original context length stay unchanged; beyond it, slopes become gentler with each "
-            "position, without a limit."
+            "query positions within the original context length stay unchanged; beyond it, slopes become gentler with "
+            "each position, without a limit."
         )
