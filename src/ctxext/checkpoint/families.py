@@ -580,10 +580,10 @@ def rotary_dim(config: Mapping[str, Any], family: Family) -> int:
         return int(read(config, family, "qk_rope_head_dim"))
     head_dim = read(config, family, "head_dim") or 0
     partial = read(config, family, "partial_rotary_factor")
-    if partial is None:  # Reading the schedule raises for it.
+    if partial is None:  # Reading the schedule raises an error.
         return int(head_dim)
     if family.plain_type == "proportional":
-        return 2 * int(partial * head_dim // 2)  # As in the class, which counts pairs.
+        return 2 * int(partial * head_dim // 2)  # The class counts pairs.
     return int(head_dim * partial)
 
 

@@ -254,6 +254,6 @@ def _make_streams_safe() -> None:
         if stream is None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  Until the process ends.
         elif isinstance(stream, io.TextIOWrapper):
-            with contextlib.suppress(OSError):  # It flushes its buffer first, which fails on a full disk.
+            with contextlib.suppress(OSError):  # The buffer is flushed first, which fails on a full disk.
                 stream.reconfigure(errors="backslashreplace")
         setattr(sys, name, RedactedStream(getattr(sys, name)))

@@ -110,7 +110,7 @@ class LlamaTokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of tokens, including special tokens by name."""
-        del skip_special_tokens  # llama.cpp ends an answer before its end token.
+        del skip_special_tokens  # Answers of llama.cpp do not contain their end token.
         return str(self.engine.server.request("POST", "detokenize", {"tokens": list(ids)})["content"])
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, str]], *, tokenize: bool, **more: Any) -> str:

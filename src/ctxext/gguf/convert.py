@@ -442,7 +442,7 @@ def _write(plan: GgufPlan, works: list[Path], progress: Progress | None) -> None
                 if tensor.name in plan.source.architecture.lists:
                     target.seek(data_start + tensor.offset)
                     packed_factors = struct.pack(f"<{len(plan.factors or ())}f", *(plan.factors or ()))
-                    # The last tensor is padded.
+                    # The last tensor must be padded too.
                     padding = -len(packed_factors) % header.alignment if header.tensors[-1] is tensor else 0
                     target.write(packed_factors + bytes(padding))
             os.fsync(target.fileno())

@@ -105,7 +105,7 @@ def compare_buckets(task: dict[str, Any]) -> dict[str, Any]:
             for key, bucket in enumerate(buckets.reshape(-1, queries, keys)[0, query].tolist()):
                 relative = key - offset - query
                 if not is_encoder and relative > 0:
-                    continue  # Masked.
+                    continue  # The key is masked.
                 place = reference.bucket(task["numbers"], {**source, "bidirectional": is_encoder}, relative)
                 distances.add(relative)
                 # Rounding decides if the logarithm is a whole number.

@@ -133,7 +133,7 @@ class Samples:
                     weight.copy_(1 + 0.3 * draw(-number, *weight.shape))
                 yield
             finally:
-                for weight, original in reversed(originals):  # Attentions may share one.
+                for weight, original in reversed(originals):  # Attentions may share a weight.
                     weight.copy_(original)
 
 
@@ -328,7 +328,7 @@ class Expected:
     def attend(self, eager: Any, module: Any, query: Any, key: Any, value: Any, *masks: Any, **kwargs: Any) -> Any:
         """Replace the family's attention: compute scores pair by pair, and one softmax."""
         (settings, reference) = self.attention[0]
-        mask = masks[0] if masks else kwargs.pop("attention_mask")  # Some families name it.
+        mask = masks[0] if masks else kwargs.pop("attention_mask")  # Some families pass it by name.
         if self.layer not in settings["layers"]:
             return eager(module, query, key, value, mask, **kwargs)
         record = self.states[id(module)]
@@ -443,7 +443,7 @@ def is_linear(relation: Any, m: int, keys: list[int], frequencies: tuple[float, 
             for (position,), side in zip(once or (), angles or (), strict=True):
                 if [position * frequency for frequency in frequencies] != list(side):
                     return False
-    except ValueError:  # Another number of angles.
+    except ValueError:  # The reference returned another number of angles.
         return False
     return True
 

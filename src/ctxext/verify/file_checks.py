@@ -190,7 +190,7 @@ _SHOWN, _MOST = 60, 5
 
 def check_lengths(conversion: Conversion) -> Finding:
     """Check whether the files agree on the context length."""
-    name, encoded = "lengths", None  # For models without a plain key for it.
+    name, encoded = "lengths", None  # Set for models without a plain key of the length.
     if conversion.family.encoding != "rotary" and is_readable(conversion.checkpoint.config, conversion.family):
         encoded = conversion.model.encoding.context_length
     claimed = claimed_lengths(conversion.checkpoint, conversion.family, encoded)

@@ -37,8 +37,8 @@ CALLS = (("decoded", 3), ("continued", 280), ("decoded", 20))
 FEWER = (*CALLS[:-1], ("decoded", 3))
 GAPS = (("continued after a gap", 150), ("decoded after a gap", 3))
 AROUND = 3  # Number of tokens that are decoded before a level begins, and from there on.
-# Tokens of each call that is taken back before a chunk, or before each decoded token: first more than are rotated
-# together. Chunks are so short that several are within a level.
+# Numbers of draft tokens before a chunk, or before each decoded token: first more than are rotated together. Chunks are
+# so short that several are within a level.
 DRAFTS = {"continued": (24,), "decoded": (24, 1, 1)}
 AFTER_DRAFTS = (FEWER[0], *[("continued", 40)] * 7, FEWER[2])
 
@@ -145,7 +145,8 @@ class Text:
         ways.append(Way(f"{backend}, batch", backend, early, batch=2))
         if self.is_short and backend == "sdpa":
             ways.append(Way("sdpa, training", backend, early, trains=True))
-            ways.append(Way("sdpa, float64", backend, early, dtype=torch.float64))  # As float16, which is rounded more.
+            # A type other than float32: float16 would be rounded more.
+            ways.append(Way("sdpa, float64", backend, early, dtype=torch.float64))
         return ways
 
     def chunks(self, backend: str) -> list[tuple[str, int]]:
@@ -184,7 +185,7 @@ class Text:
         rows |= set(range(self.early - 1, self.early + 4))
         if self.level and not self.is_alone:
             rows |= set(range(self.level - 1, self.level + AROUND))
-        if number == 1:  # Those of a padded text are as many tokens before.
+        if number == 1:  # In the padded text, column `row` has the position `row - PADDING`.
             shifted = {row - PADDING for row in sorted(rows)[::3] if row >= PADDING}
             borders = {place for length in lengths for place in (length - 1, length)}
             rows = shifted | set(sorted(rows)[::2]) | (rows & borders)
@@ -349,7 +350,7 @@ def run_way(model: Any, samples: Samples, text: Text, way: Way, calls: Any, form
             given["attention_mask"] = (place[order, :last] >= 0).long()
         elif way.batch > 1:
             given["attention_mask"] = torch.ones(way.batch, last, dtype=torch.long)
-        if takes_positions:  # As `generate` does; some families count from 0 again without (Bamba).
+        if takes_positions:  # As in `generate`; without them some families count from 0 again (Bamba).
             given["position_ids"] = text.positions[place[order].clamp(min=0)][:, first:last]
         samples.begin((token[order, first:last] + text.length * is_draft) % (2 * text.length))
         ids = torch.zeros(way.batch, last - first, dtype=torch.long)

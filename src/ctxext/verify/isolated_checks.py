@@ -278,7 +278,7 @@ def _texts(
     settings, heads = model.code["steps"], int(model.read("num_attention_heads") or 1)
     width = heads * int(model.read("head_dim") or (model.read("hidden_size") or 0) // heads or 128)
     longest = max((step.get("original_length", 0) for step in settings), default=0)
-    if not longest:  # No rule depends on a length. On a CPU states are rotated in pieces of about as many values.
+    if not longest:  # No rule depends on a length, so the text only exceeds the pieces that a CPU rotates.
         prompt = min(max(2 * max(_PIECE // width, 32) + 37, 300), 2100)
         entries = [_rescaled_settings(step, settings, prompt // 2) for step in steps]
         ends = [place for entry in entries if isinstance(entry.get("rescale"), list) for place in entry["rescale"]]
@@ -327,7 +327,7 @@ def _level(step: Method, entry: dict[str, Any], prompt: int) -> int:
             if before not in (None, keys):
                 return m
             before = keys
-    except Exception:  # Another number of angles; other faults are reported when the outputs are computed.
+    except Exception:  # The number of angles differs; other faults are reported when the outputs are computed.
         return 0
     return 0
 

@@ -297,7 +297,8 @@ def _read_rotation(name: str, module: Any, layer_type: str, length: int) -> Rota
 
     positions = torch.tensor([[1, max(length, 2) - 1]])
     schedule = getattr(getattr(module, "config", None), "rope_scaling", None) or {}
-    if hasattr(module, "mrope_section") or "mrope_section" in schedule:  # In some families only attentions have it.
+    # In some families only attentions have the attribute.
+    if hasattr(module, "mrope_section") or "mrope_section" in schedule:
         positions = positions.expand(3, 1, 2)
     arguments = {"x": torch.zeros(1, 2, 1), "position_ids": positions, "layer_type": layer_type, "seq_len": length}
     parameters = inspect.signature(module.forward).parameters

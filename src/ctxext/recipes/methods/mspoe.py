@@ -216,7 +216,7 @@ def ranks_from_scores(scores: Sequence[float]) -> list[int]:
 
 def num_kv_heads(model: ModelConfig) -> int:
     """Return the number of KV heads that a layer with full attention passes through its rotary embedding."""
-    if model.family.model_type == "falcon":  # The new architecture repeats its keys for every query first.
+    if model.family.model_type == "falcon":  # The new architecture first repeats keys for every query.
         multi_query = model.read("multi_query") and not model.read("new_decoder_architecture")
         return 1 if multi_query else int(model.read("num_attention_heads"))
     if model.read("attention_k_eq_v") and model.read("num_global_key_value_heads"):
