@@ -98,7 +98,7 @@ def test_every_file_is_imported_by_its_name(in_a_new_python):
     assert {*in_a_new_python(code + "print(*missing)").split()} <= {"vllm"}
 
 
-def test_names_that_moved_to_the_api_say_so():
+def test_errors_for_moved_names_contain_the_new_import():
     for name in ("convert", "Recipe"):
         with pytest.raises(AttributeError, match=f"from ctxext.api import {name}"):
             getattr(ctxext, name)

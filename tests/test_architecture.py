@@ -16,7 +16,7 @@ sys.path.append(str(TESTS.parent / "tools"))
 from affected import find_affected_tests  # noqa: E402
 
 FILES = sorted(PACKAGE.rglob("*.py"))
-# A room may import itself and those that stand before it. The portable code stands outside: it imports none of them.
+# A package may import itself and those before it. The portable code imports none of them.
 LAYERS = (
     *("version", "notebook", "redaction", "errors", "options", "files", "data"),
     *("checkpoint", "recipes", "methods", "verify", "converters", "gguf", "server", "engines", "served"),
@@ -41,7 +41,7 @@ def runs_without_ctxext(path: Path) -> bool:
 
 
 def rank_of(module: str) -> int:
-    """Where a module stands: the place of its room."""
+    """Return the index of the package of a module in `LAYERS`."""
     return LAYERS.index((module.split(".")[1:] or ["version"])[0])
 
 

@@ -1,4 +1,4 @@
-"""No option is added or renamed unnoticed: tests/resources/golden.json lists them (tools/golden.py records it)."""
+"""Every added or renamed option is noticed: tests/resources/golden.json lists them (tools/golden.py records it)."""
 
 import json
 from pathlib import Path

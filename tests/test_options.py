@@ -82,6 +82,6 @@ def test_limits_rules_and_choices(values, message, hint):
     assert (caught.value.message, caught.value.hint or "") == (message, hint)
 
 
-def test_ends_that_are_included():
+def test_included_limits():
     assert Oven(heat=0, time=60, share=0.999, mode="grill").inner == 1
     assert [*options_of(Oven)] == ["heat", "time", "share", "mode"]

@@ -108,7 +108,7 @@ def test_defaults_are_those_of_the_class(model_type, tmp_path):
 
 
 @pytest.mark.parametrize("model_type", [name for name in tiny_models.FAMILIES if name in ROTARY])
-def test_it_reads_the_values_of_a_checkpoint(model_type, tmp_path):
+def test_values_are_read_like_those_of_transformers(model_type, tmp_path):
     tiny_models.tiny_config(model_type).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     assert_reads_like(config, loaded(config, tmp_path))

@@ -1,4 +1,4 @@
-"""The table of engines is what was measured: engine_support.json has a cell for a method and an engine, or none."""
+"""The table of engines contains measurements only: engine_support.json has a cell for each measured combination."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""What Ms-PoE hands to the code of a checkpoint: a ratio for each KV head of each layer that takes part."""
+"""The settings of Ms-PoE for the code of a checkpoint: a ratio for each KV head of each layer that takes part."""
 
 import pytest
 

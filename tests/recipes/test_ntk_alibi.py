@@ -139,7 +139,7 @@ def bias_of(model, ids):
 
 
 @pytest.mark.parametrize("name", ALIBI)
-def test_it_trains_like_the_unmodified_model(name, sources, row_wise):
+def test_ntk_alibi_trains_like_the_unmodified_model(name, sources, row_wise):
     """Gradients by checkpointing are those without, in the forward that the rows' slopes belong to."""
     ids, gradients = tokens(2 * LENGTH), []
     for checkpointing in (False, True):

@@ -1,4 +1,4 @@
-"""What rotary_classes.json says of stock classes: held against the classes; what was not measured is not answered."""
+"""rotary_classes.json against the classes of transformers; classes that were not measured have no entry."""
 
 import importlib.util
 import json
@@ -71,7 +71,7 @@ STEPS = [
 def test_answered_as_the_class_answers(unimported, monkeypatch, step):
     recipe, source, plain, stock = converted(step)
     with monkeypatch.context() as patch:
-        patch.setattr(rotation, "rotations", None)  # No class is asked.
+        patch.setattr(rotation, "rotations", None)  # No class is run.
         known = rotation.check_rotation(recipe, source, plain, stock)
     assert known < 1e-9
     monkeypatch.setattr(rotation, "measured_rotations", lambda *_: None)

@@ -1,4 +1,4 @@
-"""Time of reading texts: estimated from a text that was read, and formatted."""
+"""Estimates of the time to read texts, from one that was read, and their format."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -24,7 +24,7 @@ def break_even(config: Mapping[str, Any]) -> float:
 
 
 def count_work(length: int, even: float) -> float:
-    """Return the work of reading a text of `length` tokens, in that of a token without attention; see `break_even`."""
+    """Return the work of reading a text of `length` tokens, in units of a token without attention; see `break_even`."""
     return length * (1 + length / even)
 
 
@@ -38,7 +38,7 @@ def cost_of(config: Mapping[str, Any]) -> Callable[[int], int]:
 
 
 def estimate_seconds(lengths: Iterable[int], measured: tuple[int, float], cost: Callable[[int], float]) -> float:
-    """Estimate the seconds of reading texts.
+    """Estimate the seconds to read texts.
 
     Args:
         lengths: Numbers of tokens.

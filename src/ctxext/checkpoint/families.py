@@ -260,7 +260,7 @@ def _with_text(family: Family, nested: Mapping[str, Any]) -> Family:
                 f'{place} names the model type "{named}", but transformers builds "{family.text_type}" there.',
                 hint=f'Set its model_type to "{family.text_type}", or change the model_type of the whole model.',
             )
-        named = family.text_type  # The class builds this one, also if config.json names an older type.
+        named = family.text_type  # The class builds this type even if config.json names an older one.
     inner = FAMILIES.get(str(named)) or INNER.get(str(named))
     if inner is None and family.any_text:
         if named is None:
@@ -415,7 +415,7 @@ def read(config: Mapping[str, Any], family: Family, key: str) -> Any:
         return next((length for name, length in family.lengths_by_key.items() if text.get(name)), value)
     if key == "num_hidden_layers" and value:  # A block of LongCat-Flash has two attention layers.
         return value * family.defaults.get("layers_per_block", 1)
-    if key == "sliding_window" and plain_value(text, family, "use_sliding_window") is False:  # Qwen2 keeps the number.
+    if key == "sliding_window" and plain_value(text, family, "use_sliding_window") is False:  # Qwen2 keeps the window.
         return None
     if key == "num_key_value_heads":
         # Falcon's first architecture shares one KV head and has no key for it.
@@ -580,10 +580,10 @@ def rotary_dim(config: Mapping[str, Any], family: Family) -> int:
         return int(read(config, family, "qk_rope_head_dim"))
     head_dim = read(config, family, "head_dim") or 0
     partial = read(config, family, "partial_rotary_factor")
-    if partial is None:  # Reading the schedule raises for it.
+    if partial is None:  # Reading the schedule raises an error.
         return int(head_dim)
     if family.plain_type == "proportional":
-        return 2 * int(partial * head_dim // 2)  # As in the class, which counts pairs.
+        return 2 * int(partial * head_dim // 2)  # The class counts pairs.
     return int(head_dim * partial)
 
 

@@ -71,7 +71,7 @@ def _origin(error: BaseException) -> str:
 
 
 def install_exception_hooks() -> None:
-    """Handle exceptions in threads and finalizers in the same way."""
+    """Print exceptions in threads and finalizers only on request, because they do not end the command."""
     threading.excepthook = lambda raised: _print_if_debugging(raised.exc_value)
     sys.unraisablehook = lambda raised: _print_if_debugging(raised.exc_value)
 
@@ -103,7 +103,7 @@ SUMMARIES = {
 _FUNCTIONS = {"eval": "eval_", "search": "search_"}
 """Functions with another name than their command; a command is in the module of its name."""
 
-# Passed to each command too: a command keeps the help option of the first context, which may be without the app.
+# Commands need them too: a command caches the help option of its first context, which may lack the app's settings.
 _SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 
 
@@ -254,6 +254,6 @@ def _make_streams_safe() -> None:
         if stream is None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  Until the process ends.
         elif isinstance(stream, io.TextIOWrapper):
-            with contextlib.suppress(OSError):  # It flushes its buffer first, which fails on a full disk.
+            with contextlib.suppress(OSError):  # The buffer is flushed first, which fails on a full disk.
                 stream.reconfigure(errors="backslashreplace")
         setattr(sys, name, RedactedStream(getattr(sys, name)))

@@ -80,7 +80,7 @@ def _cut(name: str, width: int) -> str:
 
 
 def _split(table: tables.Table, width: int) -> Iterator[tables.Table]:
-    """Yield parts of a table with the names of models, and with as many columns side by side as fit."""
+    """Yield parts of a table, each with the names of the models and as many columns as fit."""
     cut = ([_cut(name, _MAX_NAME), *cells] for name, *cells in table.rows)
     first, *columns = zip((table.title, *table.head[1:]), *cut, strict=True)
     while columns:

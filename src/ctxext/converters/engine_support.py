@@ -77,7 +77,7 @@ _PLAIN, _TWO_LISTS, _FACTOR = "plain", " with two lists", " with attention_facto
 _METHOD_OF: Mapping[str, str] = {"default": _PLAIN, "linear": "pi", "proportional": "pi"}
 """Method by rope type, for rope types with another name than their method."""
 _MEASURED_AS: Mapping[str, str] = {"default": "ntk", "linear": "pi", "proportional": "pi", "length": "declare"}
-"""The method that tools/measure_families.py measures for a feature, where it has another name."""
+"""The method that tools/measure_families.py measures for a feature, if the names differ."""
 
 
 @functools.cache
@@ -132,7 +132,7 @@ def _of_family(model: ModelConfig, engine: str) -> _Row | None:
         return (EXACT, "", "")
     reason, other = notes["families"].get(name, {}).get(engine), families[name][method].get(f"{engine}{_BACKEND}")
     quantized = (model.config.get("quantization_config") or {}).get("quant_method")
-    if other and not _find_problem(other) and quantized != "mxfp4":  # Which that backend does not read.
+    if other and not _find_problem(other) and quantized != "mxfp4":  # That backend does not read MXFP4.
         return (EXACT, _IMPLEMENTATION, reason or f"its own model: {problem}")
     if reason:
         return (WRONG, "", reason)
@@ -202,7 +202,7 @@ def serving_of(model: ModelConfig) -> tuple[Serving, ...]:
         else:
             rows = [_row(name, engine, has_code=bool(steps)) for name in schedules]
         rows += [_row(name, engine, has_code=True) for name in steps]
-        if len(steps) > 1:  # Each was tested alone.
+        if len(steps) > 1:  # Each step was tested alone.
             rows.append((UNKNOWN, "", f"the combination of {' and '.join(steps)} is untested"))
         status, _, remark = max(rows, key=lambda row: order.index(row[0]))
         arguments = " ".join(dict.fromkeys(row[1] for row in rows if row[1]))
@@ -274,7 +274,6 @@ def _of_schedule(variant: str, engine: str, model: ModelConfig) -> _Row:
     if better is not None and better <= TOLERANCE and reads_metadata:
         return tuple(_read_notes()["metadata"][feature])
     differs = f"log-probabilities differ by up to {difference:.2g}"
-    # Only prompts beyond the original context length.
     pairs = zip(data["prompts"], data["cells"][variant][engine]["differences"], strict=True)
     beyond = max(float(number) for length, number in pairs if length > data["window"])
     if _TWO_LISTS in variant and beyond <= TOLERANCE:

@@ -157,7 +157,7 @@ def rotary_data(rotary: Rotary) -> dict[str, Any]:
 
 
 def encoding_data(encoding: Encoding) -> dict[str, Any]:
-    """Return what `inspect` prints of any encoding, as JSON."""
+    """Return the description and the lengths of any encoding, as JSON."""
     return {
         "description": encoding.describe(),
         "trained_length": encoding.trained_length,
@@ -166,7 +166,7 @@ def encoding_data(encoding: Encoding) -> dict[str, Any]:
 
 
 def methods_data(reasons: Mapping[str, str]) -> dict[str, Any]:
-    """Return as JSON which methods apply, from the reasons why others do not."""
+    """Return for each method whether it applies, and the reason if it does not, as JSON."""
     return {name: {"applies": not reason, "reason": reason} for name, reason in reasons.items()}
 
 

@@ -109,7 +109,7 @@ def _limit_memory(num_bytes: int) -> Iterator[None]:
     soft, hard = before
     most = pages * resource.getpagesize() + num_bytes
     if soft != resource.RLIM_INFINITY and soft <= most:
-        yield  # The limit is lower already.
+        yield  # The limit is already lower.
         return
     resource.setrlimit(resource.RLIMIT_AS, (most, hard))
     try:

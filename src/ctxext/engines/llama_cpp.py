@@ -16,7 +16,7 @@ from ctxext.server.client import Server
 _CACHES = {"auto": "F16", "fp16": "F16", "bf16": "BF16", "fp32": "F32"}
 """Type of keys and values by the value of --dtype."""
 _GREEDY: Mapping[str, Any] = {"samplers": ["top_k"], "top_k": 1}
-"""Greedy decoding, also of a file that specifies samplers."""
+"""Greedy decoding, even if the file specifies samplers."""
 _CONTEXT_OF_TOKENIZER = 256
 
 
@@ -110,7 +110,7 @@ class LlamaTokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of tokens, including special tokens by name."""
-        del skip_special_tokens  # llama.cpp ends an answer before its end token.
+        del skip_special_tokens  # Answers of llama.cpp do not contain their end token.
         return str(self.engine.server.request("POST", "detokenize", {"tokens": list(ids)})["content"])
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, str]], *, tokenize: bool, **more: Any) -> str:

@@ -31,14 +31,14 @@ ENGINE_NAMES = ("transformers", "vllm", "llama.cpp")
 """The engines, including transformers."""
 
 _COMMAND = (sys.executable, "-P", "-m", "ctxext.engines.vllm_process")
-"""Without the current folder among the places of modules."""
+"""The server's process; with -P, modules are not imported from the current folder."""
 
 _SECONDS_TO_STOP = 20.0
 _WAIT = 0.5
 
 _ERROR = re.compile(r"^(?:\S*\.)?\w*(?:Error|Exception): (.+)|^ *(Value error, .+)")
 _PREFIX = re.compile(r"^(?:\([^)]*\) )?(?:(?:ERROR|CRITICAL|WARNING|INFO) \S+ \S+ \[[^\]]*\] )?")
-"""The name of a process, and the time and place of a message, at the beginning of a line of vLLM's log."""
+"""The beginning of a line of vLLM's log: the process, and the time and place of the message."""
 _UNINFORMATIVE = ("Engine core initialization failed", "Failed core proc")
 
 
@@ -167,7 +167,7 @@ class Vllm:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_SECONDS_TO_STOP)
-        with contextlib.suppress(ProcessLookupError):  # Its workers are in its group.
+        with contextlib.suppress(ProcessLookupError):  # Workers in its process group may still run.
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._log.close()
@@ -195,7 +195,7 @@ def _make_flags(options: Mapping[str, Any]) -> Iterator[str]:
         elif isinstance(value, Sequence) and not isinstance(value, str):
             words = [str(word) for word in value]
             if option := next((word for word in words if word.startswith("-")), None):
-                raise CtxextError(f'--engine-args: "{option}" for "{name}" is an option.', hint=f'Omit "{option}".')
+                raise CtxextError(f'--engine-args: "{name}" contains the option "{option}".', hint=f'Omit "{option}".')
             yield from (f"--{flag}", *words)
         elif value is not None:
             yield f"--{flag}={value}"

@@ -141,7 +141,7 @@ def _check_header(folder: Path, header: dict[str, Any]) -> None:
 
 
 def _list_settings(*headers: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return what must be the same in headers, by name; of each model only if all headers have it."""
+    """Return the settings that must be equal in all headers, by name. Models that some headers lack are omitted."""
     models = [{model["name"]: model for model in header.get("models") or []} for header in headers]
     common = set.intersection(*map(set, models))
     return [

@@ -338,5 +338,5 @@ class Meter:
     def _report(self, label: str, cost: int) -> None:
         self.reached += cost
         if self.progress is not None:
-            share = (self.clock() - self.started) / (self.end - self.started)  # 0 without an end.
+            share = (self.clock() - self.started) / (self.end - self.started)  # 0 if there is no end.
             self.progress(label, max(self.reached, int(share * self.total)), self.total)

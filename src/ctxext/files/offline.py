@@ -14,9 +14,9 @@ _KERNEL_LOADERS = ("get_kernel", "load_kernel", "get_local_kernel", "get_locked_
 
 _LOCK = threading.Lock()
 _CONTEXTS = list[object]()
-"""The contexts that have not ended: those of two threads may overlap."""
+"""All open contexts; those of two threads may overlap."""
 _CHANGES = ExitStack()
-"""Undoes the changes of the first of them."""
+"""Undoes the changes of the first context, when the last one ends."""
 
 
 class _OfflineFlag:

@@ -168,7 +168,7 @@ def _error_number_and_file(error: Exception) -> tuple[int, str]:
     if isinstance(error, SafetensorError):
         code = re.search(r"os error ([0-9]+)", str(error))
         return int(code[1]) if code else 0, ""
-    if str(error).startswith("Symlink loop"):  # Path.resolve before Python 3.13.
+    if str(error).startswith("Symlink loop"):  # Raised by Path.resolve before Python 3.13.
         return errno.ELOOP, ""
     # torch.save reports an incomplete write without its reason.
     return errno.ENOSPC if "inline_container" in str(error) and "unexpected pos" in str(error) else 0, ""

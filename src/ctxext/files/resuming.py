@@ -1,4 +1,4 @@
-"""Whether a run can continue a stopped one: their settings must be the same."""
+"""Comparison of settings: a stopped run can only be resumed with the same ones."""
 
 import json
 from collections.abc import Iterator, Mapping

@@ -160,5 +160,5 @@ def _draw_order(count: int, seed: str) -> "np.ndarray[Any, Any]":
 
 
 def collate(entries: list[dict[str, Any]]) -> Tensors:
-    """Concatenate several entries of the same step to one batch."""
+    """Concatenate several entries of the same step into one batch."""
     return {name: torch.cat([entry[name] for entry in entries]) for name in entries[0]}

@@ -248,7 +248,7 @@ class _Pool:
     weight: float
     records: Iterator[tuple[str, str] | None]
     taken: float = 0.0  # Number of tokens divided by the weight.
-    is_used_up: bool = False  # Each record was taken once.
+    is_used_up: bool = False  # Whether each record was taken once.
 
 
 class Documents:

@@ -123,7 +123,7 @@ class Cost:
         self.piece = positions_at_once(model, options.piece)
 
     def work(self, length: int) -> float:
-        """Return the work of a sequence, in that of a token without attention."""
+        """Return the work of a sequence, in units of a token without attention."""
         return count_work(length, self.even)
 
     def logit_bytes(self, length: int) -> int:

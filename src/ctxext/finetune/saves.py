@@ -76,7 +76,7 @@ def find_newest_save(folder: Path, steps: int, model: Any = None) -> Saves:
             notes.append(f"skipped {path.name}: it is not named as a save")
     tensors = _list_trained(model) if model is not None and saves else []
     for step, save in sorted(saves.items(), reverse=True):
-        if fault := _find_gap(save):  # A kill during the save leaves this.
+        if fault := _find_gap(save):  # A kill during a save leaves such a folder.
             notes.append(f"skipped {save.name}: {fault}")
             continue
         try:

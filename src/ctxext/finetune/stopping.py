@@ -25,7 +25,7 @@ class StopAfterStep(TrainerCallback):  # type: ignore[misc]
     """
 
     def __init__(self) -> None:
-        self.received = 0  # The signal that stops the training.
+        self.received = 0  # The number of the signal that stops the training; 0 before.
         self._before: dict[int, Any] = {}
         self._saved_step = 0
         self._random: dict[str, torch.Tensor] = {}

@@ -231,7 +231,7 @@ def schedule_of(
     if kind == "linear":
         factor = float(numbers["factor"])
         keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": factor}
-        if has_scores and factor > 1:  # This cancels the temperature that the graph applies without YaRN.
+        if has_scores and factor > 1:  # Cancels the temperature that the graph applies without YaRN.
             keys[LOG_MULTIPLIER] = (1 / (0.1 * math.log(factor) + 1) - 1) / math.log(factor)
         return keys, None
     betas = (float(numbers.get("beta_fast") or BETAS[0]), float(numbers.get("beta_slow") or BETAS[1]))
@@ -442,7 +442,7 @@ def _write(plan: GgufPlan, works: list[Path], progress: Progress | None) -> None
                 if tensor.name in plan.source.architecture.lists:
                     target.seek(data_start + tensor.offset)
                     packed_factors = struct.pack(f"<{len(plan.factors or ())}f", *(plan.factors or ()))
-                    # The last tensor is padded.
+                    # The last tensor must be padded too.
                     padding = -len(packed_factors) % header.alignment if header.tensors[-1] is tensor else 0
                     target.write(packed_factors + bytes(padding))
             os.fsync(target.fileno())

@@ -478,7 +478,7 @@ def tensor_named(header: Header, name: str) -> Tensor | None:
 
 
 def rotated_pairs(divisors: Sequence[float]) -> Sequence[float]:
-    """Return the divisors of the pairs that rotate, which are first."""
+    """Return the divisors of the rotated pairs; other pairs come after them."""
     return [divisor for divisor in divisors if divisor < _UNROTATED]
 
 

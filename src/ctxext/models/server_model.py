@@ -35,7 +35,7 @@ class ServerModel(LoadedModel):
     remark: str = ""
 
     def facts(self) -> dict[str, str]:
-        """Return the settings of the loaded model for the report; of a running server, dtype and device are unknown."""
+        """Return the settings of the model for the report; for a running server, dtype and device are unknown."""
         if self.engine is None:
             remark = "" if self.model.is_greedy else "it refuses temperature 0, so its answers are sampled"
             facts = {
@@ -93,7 +93,7 @@ class ServerModel(LoadedModel):
         if answer.is_empty:
             raise CtxextError(
                 f"The server generated no token after a prompt of {len(ids):,} tokens.",
-                hint="Raise its context length, and look into its log.",
+                hint="Raise its context length, and check its log.",
             )
         sent = len(ids) if self.model.takes_ids else len(tokenize(tokenizer, text))
         read = self.model.measure_read(answer, ids, text, sent)

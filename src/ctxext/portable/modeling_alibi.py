@@ -82,7 +82,7 @@ def build_bias(original, *args, **kwargs):
     if shares is None:
         return bias
     by_head = bias.reshape(-1, shares.shape[1], 1, bias.shape[-1])
-    if shares.shape[0] == shares.shape[2] == 1:  # One query, or the same for all.
+    if shares.shape[0] == shares.shape[2] == 1:  # One query, or equal factors for all queries.
         return (by_head * shares).to(bias.dtype).reshape(bias.shape)
     return RowBias(by_head, shares, bias.shape)
 

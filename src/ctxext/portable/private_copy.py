@@ -15,7 +15,7 @@ import transformers
 from transformers import AutoModel, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
-PREFIX = "Ctxext"  # Of the classes in the stub.
+PREFIX = "Ctxext"  # Begins the names of the classes in the stub.
 MODERN = int(transformers.__version__.split(".")[0]) >= 5
 conversion_mapping = importlib.import_module("transformers.conversion_mapping") if MODERN else None
 

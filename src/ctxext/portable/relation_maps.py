@@ -110,7 +110,7 @@ def runs(rules, start, stop):
         cuts[1:] |= (step < 0) | (step > 1) | ((step == 1) & (border[:-1] == 0))  # A band begins before its first key.
     for low, high in itertools.pairwise([*borders[1:], m[0] + 1]):  # All queries of a run read the same parts.
         cuts[1:] |= (low == high).diff()
-    for border in borders:  # A border that stops or starts to move, unless a run begins there anyway.
+    for border in borders:  # A run also ends where a border starts or stops to move.
         cuts[2:] |= (border.diff().diff() != 0) & ~cuts[1:-1]
     edges = [0, *cuts.nonzero().flatten().tolist(), stop - start]
     for a, b in itertools.pairwise(edges):

@@ -185,8 +185,8 @@ class Reaching(Method):
 
     @override
     def resolve(self, encoding: Encoding) -> Self:
-        # This includes the factor. A target length stays only if it differs from the factor's. Published models have
-        # both: Llama 3.1 has a factor of 8 over 8192 tokens and reads 131072.
+        # A target length is kept only if the factor implies another one. Some published models have both: Llama 3.1
+        # has a factor of 8 over 8192 tokens and a context length of 131072.
         length = self.reference_length(encoding)
         if self.target_length is None:
             if self.factor is None:
@@ -203,7 +203,6 @@ class Reaching(Method):
 
     @override
     def summary(self) -> str:
-        # Contains the factor and the target length, if they are set.
         factor = "" if self.factor is None else f" ×{self.factor:g}"
         return self.name + factor + ("" if self.target_length is None else f" to {self.target_length}")
 
@@ -228,7 +227,6 @@ class Scaling(Reaching):
     @classmethod
     @override
     def refusal(cls, config: Config, family: Family) -> str:
-        # The family must support the rope type.
         return super().refusal(config, family) or unsupported_reason(family, cls.rope_type)
 
     def inherit_from(self, replaced: Mapping[str, Any], method: str | None) -> dict[str, Any]:
@@ -243,7 +241,7 @@ class Scaling(Reaching):
 
     @override
     def caution_for(self, model: ModelConfig) -> str:
-        # If factor and context length were set separately, it also contains both lengths.
+        # If both are set, they may imply different lengths, and the warning then contains both.
         if self.target_length is None or self.factor is None:
             return super().caution_for(model)
         by_factor = f"the factor of {self.factor:g} gives {round(self.factor * model.rotary.trained_length)}"
@@ -252,7 +250,6 @@ class Scaling(Reaching):
 
     @override
     def edit(self, model: ModelConfig) -> ModelConfig:
-        # It contains this method's schedule, theta and context length.
         rotary = model.rotary
         step = self.resolve(rotary)
         if rotary.rope_type != "default":
@@ -279,7 +276,7 @@ class Scaling(Reaching):
     @classmethod
     @override
     def from_search(cls, numbers: Mapping[str, Any], rotary: Rotary, factor: float) -> Self:
-        # The factor is at least the target factor.
+        # A smaller factor would not reach the target length.
         return cls(**{**numbers, "factor": max(factor, numbers.get("factor", factor))})
 
     def theta_after(self, rotary: Rotary) -> float:

@@ -162,7 +162,7 @@ def tabulate_effective_lengths(report: Report, *, has_leaderboard: bool) -> Tabl
 
 
 def effective_text(effective: Mapping[str, Any] | None, longest: int) -> str:
-    """Format an effective length, with its interval if there is more than one length in it.
+    """Format an effective length, with its interval if that contains more than one length.
 
     Args:
         effective: An entry of `effective` in report.json; None if unmeasured.

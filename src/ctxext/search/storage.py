@@ -131,7 +131,7 @@ def lock_database(url: "URL") -> Iterator[None]:
     connection = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool).connect()
     try:
         results = [connection.exec_driver_sql(statement) for statement in statements]
-        if url.get_backend_name() != "postgresql" and results[-1].scalar() != 1:  # PostgreSQL raises.
+        if url.get_backend_name() != "postgresql" and results[-1].scalar() != 1:  # PostgreSQL raises an error itself.
             raise CtxextError(
                 "Another process is creating a study in the database.", hint="Wait until it has finished."
             )

@@ -193,7 +193,7 @@ def count_read(completion: Completion, sent: int, *, is_text: bool) -> int | Non
     count, cached = completion.prompt_tokens, completion.cached_tokens
     if count is None or not is_cut(count, sent, is_text=is_text):
         return count
-    # A server that counts cached tokens apart read them too. Of one that counts them twice, the sum is right by chance.
+    # A server may count cached tokens separately. If it counts them twice, the sum is right only by chance.
     total = count + cached
     return total if not is_cut(total, sent, is_text=is_text) and total <= sent / _LEAST_READ else count
 

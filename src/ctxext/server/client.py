@@ -338,7 +338,7 @@ class Server:
         if read is None or not is_cut(read, sent, is_text=is_text):
             return read
         if self._counts_apart is None:
-            # Some servers count no tokens of their cache, and do not report those either. This prompt is in none.
+            # Some servers neither count nor report cached tokens. A shuffled prompt is in no cache.
             order = random.Random()
             words = text.split(" ")
             order.shuffle(words)
@@ -430,7 +430,7 @@ class Server:
         if status >= 400 or failure is not None:
             words, names, limit = _read_failure(failure)
             words = self._tidy(words or ("" if content is not None else body.decode("utf-8", "replace")))
-            if status < 400:  # LM Studio's way.
+            if status < 400:  # LM Studio reports errors with status 200.
                 status = 404 if "unexpected endpoint" in words.lower() else 400
                 what = "an error"
             else:

@@ -120,8 +120,8 @@ class Negotiation:
     def complete(self, ask: Callable[[Form], Completion], length: int, *, logprobs: bool) -> Completion:
         """Return the answer to a request, the first one in the best form that the server accepts.
 
-        Without an argument that the server refuses by name, and after a refusal that names none, without one argument
-        more each time.
+        An argument that the server refuses by name is omitted. After each refusal that names none, one more argument
+        is omitted.
 
         Args:
             ask: Sends the request in a form.
@@ -141,7 +141,7 @@ class Negotiation:
             except ServerError as error:
                 if error.status not in _ADAPTABLE:
                     raise (unnamed[0][1] if unnamed else error) from None
-                # A failure of the server (500) and a missing path have other reasons than what their words name.
+                # A failure of the server (500) or a missing path refuses no argument, even if its message names one.
                 is_refusal = error.status < 500 and error.status not in _NO_PATH
                 if is_refusal and (name := form.find_refused(error.words, logprobs=logprobs)):
                     form = form.drop(name)
@@ -153,7 +153,7 @@ class Negotiation:
                     raise unnamed[0][1] from None
                 form = weaker
         if unnamed and unnamed[0][1].status >= 500:
-            # Such an error may have passed, and then the form was right.
+            # A failure of the server may be temporary, so the first failed form is tried again.
             try:
                 completion = ask(unnamed[0][0])
             except ServerError:

@@ -93,7 +93,7 @@ class Babilong(PublishedTask):
         if sample >= len(rows):
             raise CtxextError(
                 f'"{self.find_folder()}" contains {len(rows)} questions of {self._task} at {name_length(self.length)}.',
-                hint=f"Samples times depths are the number of questions: --samples {len(rows)} --depths 1",
+                hint=f"Samples times depths must not exceed that number: --samples {len(rows)} --depths 1",
             )
         row = rows[sample]
         instruction, examples, post_prompt = _read_prompts(self.find("prompts.py")[0], self._task)

@@ -61,7 +61,7 @@ class Work(ABC):
     @property
     @abstractmethod
     def keys(self) -> list[Key]:
-        """All samples."""
+        """The keys of all samples."""
 
     @abstractmethod
     def run(self, loaded: "LoadedModel", keys: set[Key]) -> Iterator[Record]:

@@ -94,7 +94,7 @@ def _run(
     longest, tokenizer = max(lengths), loaded.encoder.tokenizer
     rows = loaded.rows_that_fit(longest)
     model = HFLM(pretrained=loaded.model, tokenizer=tokenizer, max_length=longest, batch_size=rows)
-    # Its tasks load the tokenizer again with its code, so not from the checkpoint.
+    # The harness loads the tokenizer again and would run code in the checkpoint, so it gets a copy.
     with tempfile.TemporaryDirectory() as place, _explain_harness_errors(tasks):
         tokenizer.save_pretrained(place)
         output = lm_eval.simple_evaluate(

@@ -78,7 +78,7 @@ class KeyTokenWork(Work):
 
     @property
     def keys(self) -> list[Key]:
-        """The text."""
+        """The only key: the text."""
         return [Key(self.task.name, self.length, None, self.sample)]
 
     def run(self, loaded: "LoadedModel", keys: set[Key]) -> Iterator[Record]:
@@ -250,7 +250,7 @@ def _find_spans(source: str, device: str, text: str, key: KeyText, file: Path | 
     spans = join_spans([offsets[token] for token in key_tokens(evaluator, ids, key.window, key.step)])
     if file is not None:
         line = json.dumps(dataclasses.asdict(dataclasses.replace(key, spans=spans))) + "\n"
-        with file.open("ab", buffering=0) as lines:  # One call, as several processes may write.
+        with file.open("ab", buffering=0) as lines:  # A single write, because several processes may write.
             lines.write(line.encode())
     return spans
 

@@ -32,7 +32,7 @@ class DocumentWork(Work):
 
     @property
     def keys(self) -> list[Key]:
-        """The document."""
+        """The only key: the document."""
         return [Key(self.task.name, self.length, None, self.sample)]
 
     def run(self, loaded: "LoadedModel", keys: set[Key]) -> Iterator[Record]:
@@ -114,7 +114,7 @@ class PseudoPerplexity(DocumentTask):
     shows: str = "the loss of masked tokens in long text by position"
 
     def measure(self, plan: DocumentPlan, loaded: "LoadedModel", ids: list[int], length: int) -> Record:
-        """Read a document at every length, cut and with end tokens, as an encoder reads the text on both sides."""
+        """Measure a document at every length, cut and with end tokens, because an encoder reads both sides."""
         from ctxext.models.token_losses import masked_losses
 
         end, width = plan.encoder.get_end_tokens(), bucket_width(length)

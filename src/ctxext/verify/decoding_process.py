@@ -20,7 +20,7 @@ LENGTH = 34
 TOLERANCE = 1e-4
 """Largest difference between decoded logits and those of one call, relative to the largest logit."""
 ENLARGED = 10
-"""Factor by which methods may enlarge a difference that the stock model has too."""
+"""Factor by which methods may enlarge a difference that the unmodified model has too."""
 
 
 def crop(cache: Any, num_tokens: int) -> None:
@@ -143,14 +143,14 @@ def is_wrong(result: Any) -> bool:
 
 
 def is_as_wrong(result: Any, unchanged: Any) -> bool:
-    """Return whether the stock model raises an error too, or differs similarly: a wrong result proves nothing then."""
+    """Return whether the unmodified model raises an error too, or is similarly wrong, so that nothing is proven."""
     if isinstance(unchanged, str):
         return is_wrong(result)
     return not isinstance(result, str) and is_wrong(unchanged) and TOLERANCE < result <= ENLARGED * unchanged
 
 
 def explain_decoding(decoding: dict[str, Any], stock: Any) -> str:
-    """Return why decoding is wrong; empty if it is correct, or as wrong in the stock model."""
+    """Return why decoding is wrong; empty if it is correct, or as wrong in the unmodified model."""
     wrong = {name: off for name, off in decoding.items() if is_wrong(off)}
     if not wrong:
         return ""

@@ -105,7 +105,7 @@ def compare_buckets(task: dict[str, Any]) -> dict[str, Any]:
             for key, bucket in enumerate(buckets.reshape(-1, queries, keys)[0, query].tolist()):
                 relative = key - offset - query
                 if not is_encoder and relative > 0:
-                    continue  # Masked.
+                    continue  # The key is masked.
                 place = reference.bucket(task["numbers"], {**source, "bidirectional": is_encoder}, relative)
                 distances.add(relative)
                 # Rounding decides if the logarithm is a whole number.
@@ -118,7 +118,7 @@ BUILDERS = ("build_alibi_tensor", "build_mpt_alibi_tensor")
 
 
 def token_by_token(stock: Any, input_ids: Any, settings: dict[str, Any], reference: Any) -> Any:
-    """Compute the logits of the stock model with the reference's slopes for each query position."""
+    """Compute the logits of the unmodified model with the reference's slopes for each query position."""
     space = vars(sys.modules[type(stock).__module__])
     name = next(name for name in BUILDERS if name in space)
     heads, logits, cache = stock.config.num_attention_heads, [], dict[str, Any]()
@@ -140,7 +140,7 @@ def token_by_token(stock: Any, input_ids: Any, settings: dict[str, Any], referen
 SHIFT = 5
 """Padding on the left of the second row of a batch with ALiBi."""
 DRAFTS = {"continued": (4,), "decoded": (2, 2, 2)}
-"""As in `forms_process.py`, but shorter: MPT has a longest input."""
+"""Shorter drafts than in `forms_process.py`, because MPT limits the length of its input."""
 
 
 def compute_logits(model: Any, ids: Any, way: Way) -> list[Any]:

@@ -35,7 +35,7 @@ class CannotBeMovedError(ValueError):
 
 
 class Rotation:
-    """The rotary embedding of the stock model's full-attention layers, applied to given angles."""
+    """The rotary embedding of the unmodified model's full-attention layers, applied to given angles."""
 
     def __init__(self, model: Any, apply: Any, full_types: list[str]) -> None:
         modules = [item for item in model.named_modules() if "otary" in type(item[1]).__name__]
@@ -133,7 +133,7 @@ class Samples:
                     weight.copy_(1 + 0.3 * draw(-number, *weight.shape))
                 yield
             finally:
-                for weight, original in reversed(originals):  # Attentions may share one.
+                for weight, original in reversed(originals):  # Attentions may share a weight.
                     weight.copy_(original)
 
 
@@ -253,7 +253,7 @@ class Expected:
         self.angles.clear()
 
     def logits(self, input_ids: Any, positions: Any) -> Any:
-        """Run the stock model with this rotation, and with this attention if a method needs it."""
+        """Run the unmodified model with this rotation, and with this attention if a method needs it."""
         self.positions, space = positions[0].tolist(), vars(self.modeling)
         functions: dict[str, Any] = {self.applied: self.apply}
         if self.attention:
@@ -328,7 +328,7 @@ class Expected:
     def attend(self, eager: Any, module: Any, query: Any, key: Any, value: Any, *masks: Any, **kwargs: Any) -> Any:
         """Replace the family's attention: compute scores pair by pair, and one softmax."""
         (settings, reference) = self.attention[0]
-        mask = masks[0] if masks else kwargs.pop("attention_mask")  # Some families name it.
+        mask = masks[0] if masks else kwargs.pop("attention_mask")  # Some families pass it by name.
         if self.layer not in settings["layers"]:
             return eager(module, query, key, value, mask, **kwargs)
         record = self.states[id(module)]
@@ -391,7 +391,7 @@ class Expected:
         first, last = ((for_query == for_query[at]).all(-1) for at in (0, -1))
         if len(for_query) < ROOM or not bool((first | last).all()):
             return self.rotation.rotate_rows(queries, for_query) * keys
-        # One row of many keys, with one rotation of the query for far ones and one for near ones.
+        # A query with many keys has only two rotations, one for far and one for near keys.
         ends = self.rotation.rotate_rows(queries[:, [0, -1]], for_query[[0, -1]])
         return torch.where(first[:, None], ends[:, :1], ends[:, 1:]) * keys
 
@@ -443,7 +443,7 @@ def is_linear(relation: Any, m: int, keys: list[int], frequencies: tuple[float, 
             for (position,), side in zip(once or (), angles or (), strict=True):
                 if [position * frequency for frequency in frequencies] != list(side):
                     return False
-    except ValueError:  # Another number of angles.
+    except ValueError:  # The reference returned another number of angles.
         return False
     return True
 

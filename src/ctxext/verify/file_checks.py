@@ -190,7 +190,7 @@ _SHOWN, _MOST = 60, 5
 
 def check_lengths(conversion: Conversion) -> Finding:
     """Check whether the files agree on the context length."""
-    name, encoded = "lengths", None  # For models without a plain key for it.
+    name, encoded = "lengths", None  # Set for models without a plain key of the length.
     if conversion.family.encoding != "rotary" and is_readable(conversion.checkpoint.config, conversion.family):
         encoded = conversion.model.encoding.context_length
     claimed = claimed_lengths(conversion.checkpoint, conversion.family, encoded)
@@ -221,7 +221,7 @@ def check_code(conversion: Conversion) -> Finding:
         problems = [f"differs from this version's code: {quote_names(changed)}"] if changed else []
         problems += [f"missing: {quote_names(missing)}"] if missing else []
         return Finding("code", FAILED, "; ".join(problems) + f" (created by ctxext {maker})")
-    recorded = conversion.read_digests("files")  # It includes files of the source with such a name, which were copied.
+    recorded = conversion.read_digests("files")  # Copied files of the source may have such names.
     names = [path.as_posix() for path in conversion.foreign_code]
     others = [name for name in names if name in recorded or name not in CODE_FILES]
     stray = [name for name in names if name not in others]

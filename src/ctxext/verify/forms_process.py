@@ -23,22 +23,22 @@ from .model_process import backend_of, describe, replace_functions
 
 SPREAD = 1.25  # Standard deviation of scores: in a long text every key has a share that would be missed.
 LARGE = 2600  # Number of tokens from which a text is run in the form of most users only, and one layer compared.
-PADDING = 13  # On the left of the second row of a padded batch.
-GAP = 7  # Between positions, before the last tokens.
+PADDING = 13  # Number of padding tokens on the left of the second row of a padded batch.
+GAP = 7  # Size of a gap between positions, before the last tokens.
 NUM_LAYERS = 2  # Layers with the methods that are compared in the way of most users; otherwise only the first.
 # Number of tokens up to which rounded angles do not count, as float32 rounds in proportion to positions; a quarter
 # without relation maps, because frequencies of Ms-PoE are rounded too, and an eighth if it moves positions.
 PRECISE = 2000
 FEW = 12  # Number of rows of a call that are compared, with a few in between.
-EDGES = (0, 1, 63, 64, 65, 127, 128, 129, 255, 256, 257)  # Of tiles and blocks, counted from their first query.
+EDGES = (0, 1, 63, 64, 65, 127, 128, 129, 255, 256, 257)  # Queries at edges of tiles and blocks.
 # The name of each call after the prompt, and the number of tokens: rotations of 16 are computed together, more
 # are decoded, and more than 256 follow those for which the rotated keys first have room.
 CALLS = (("decoded", 3), ("continued", 280), ("decoded", 20))
 FEWER = (*CALLS[:-1], ("decoded", 3))
 GAPS = (("continued after a gap", 150), ("decoded after a gap", 3))
 AROUND = 3  # Number of tokens that are decoded before a level begins, and from there on.
-# Tokens of each call that is taken back before a chunk, or before each decoded token: first more than are rotated
-# together. Chunks are so short that several are within a level.
+# Numbers of draft tokens before a chunk, or before each decoded token: first more than are rotated together. Chunks are
+# so short that several are within a level.
 DRAFTS = {"continued": (24,), "decoded": (24, 1, 1)}
 AFTER_DRAFTS = (FEWER[0], *[("continued", 40)] * 7, FEWER[2])
 
@@ -55,8 +55,8 @@ class Way:
         calls: The name and number of tokens of each call.
         dtype: The type of attention.
         trains: Whether gradients are recorded.
-        drafts: Numbers of other tokens that are read before a call of a name and removed from the cache, as in assisted
-            generation; decoded tokens after the first of a call have one number less.
+        drafts: By the name of a call, the numbers of draft tokens that are read before it and removed from the cache,
+            as in assisted generation. Decoded tokens after the first of a call skip the first draft.
         swaps: Whether the texts of a batch change places in the cache after the prompt, as in beam search.
         is_main: Whether most users run it: then more layers are compared, and states are rotated in small pieces.
     """
@@ -145,13 +145,14 @@ class Text:
         ways.append(Way(f"{backend}, batch", backend, early, batch=2))
         if self.is_short and backend == "sdpa":
             ways.append(Way("sdpa, training", backend, early, trains=True))
-            ways.append(Way("sdpa, float64", backend, early, dtype=torch.float64))  # As float16, which is rounded more.
+            # A type other than float32: float16 would be rounded more.
+            ways.append(Way("sdpa, float64", backend, early, dtype=torch.float64))
         return ways
 
     def chunks(self, backend: str) -> list[tuple[str, int]]:
         """Return the calls of a text that begins within the original context length.
 
-        Where a level begins, eager attention has a chunk with one query before and one after; others decode tokens.
+        Around the first query of a level, eager attention reads a chunk of two queries; others decode tokens.
         """
         ends = [("continued beyond the original length", self.prompt)]
         if self.level and backend == "eager":
@@ -184,7 +185,7 @@ class Text:
         rows |= set(range(self.early - 1, self.early + 4))
         if self.level and not self.is_alone:
             rows |= set(range(self.level - 1, self.level + AROUND))
-        if number == 1:  # Those of a padded text are as many tokens before.
+        if number == 1:  # In the padded text, column `row` has the position `row - PADDING`.
             shifted = {row - PADDING for row in sorted(rows)[::3] if row >= PADDING}
             borders = {place for length in lengths for place in (length - 1, length)}
             rows = shifted | set(sorted(rows)[::2]) | (rows & borders)
@@ -304,12 +305,13 @@ def cast_attentions(attentions: Sequence[Any], dtype: torch.dtype) -> Iterator[N
 def run_calls(
     way: Way, cache: Mapping[str, Any], run: Callable[[int, int, list[int], bool], Any]
 ) -> Iterator[tuple[str, list[int], int, int, Any]]:
-    """Run the calls of a way; yield for each its name, the order of the texts, its first token, its end and its output.
+    """Run the calls of a way. Yield the name of each, the order of the texts, the range of tokens, and the output.
 
     Args:
         way: The calls, drafts and swaps.
-        cache: Contains only the cache, as soon as there is one.
-        run: Runs the tokens from one number to another, of the texts in an order; they are others for a draft.
+        cache: Contains the cache as its only value after the first call.
+        run: Runs tokens; its arguments are their first index and their end, the order of the texts, and whether they
+            are a draft, which has other tokens.
     """
     start, order = 0, list(range(way.batch))
     for name, count in way.calls:
@@ -348,7 +350,7 @@ def run_way(model: Any, samples: Samples, text: Text, way: Way, calls: Any, form
             given["attention_mask"] = (place[order, :last] >= 0).long()
         elif way.batch > 1:
             given["attention_mask"] = torch.ones(way.batch, last, dtype=torch.long)
-        if takes_positions:  # As `generate` does; some families count from 0 again without (Bamba).
+        if takes_positions:  # As in `generate`; without them some families count from 0 again (Bamba).
             given["position_ids"] = text.positions[place[order].clamp(min=0)][:, first:last]
         samples.begin((token[order, first:last] + text.length * is_draft) % (2 * text.length))
         ids = torch.zeros(way.batch, last - first, dtype=torch.long)
@@ -371,7 +373,7 @@ def expected_outputs(
 ) -> dict[tuple[int, int, int], Any]:
     """Return the expected output of each compared row, by the numbers of its text, its call and its token.
 
-    Those of the stock model have no methods.
+    Those of the unmodified model have no methods.
     """
     model = expected.model
     samples, found = Samples(model, 2 * text.length, SPREAD), dict[tuple[int, int, int], Any]()

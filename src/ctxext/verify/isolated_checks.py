@@ -278,7 +278,7 @@ def _texts(
     settings, heads = model.code["steps"], int(model.read("num_attention_heads") or 1)
     width = heads * int(model.read("head_dim") or (model.read("hidden_size") or 0) // heads or 128)
     longest = max((step.get("original_length", 0) for step in settings), default=0)
-    if not longest:  # No rule depends on a length. On a CPU states are rotated in pieces of about as many values.
+    if not longest:  # No rule depends on a length, so the text only exceeds the pieces that a CPU rotates.
         prompt = min(max(2 * max(_PIECE // width, 32) + 37, 300), 2100)
         entries = [_rescaled_settings(step, settings, prompt // 2) for step in steps]
         ends = [place for entry in entries if isinstance(entry.get("rescale"), list) for place in entry["rescale"]]
@@ -290,7 +290,7 @@ def _texts(
         own = [_settings_at(step, settings, length, in_proportion=True) for step in steps]
     prompts, insides = [length + _MORE, LENGTH + _MORE], [length // 2, LENGTH // 2]
     if isinstance(model.encoding, Rotary) and model.encoding.rope_type in ("longrope", "dynamic"):
-        trained = model.encoding.trained_length  # Their frequencies change there, and not within a text.
+        trained = model.encoding.trained_length  # Texts must not cross the length that changes the frequencies.
         prompts = [max(prompt, trained + _PADDED) if trained < prompt + _BEYOND else prompt for prompt in prompts]
         insides = [0, 0]
     texts = list[dict[str, Any]]()
@@ -327,7 +327,7 @@ def _level(step: Method, entry: dict[str, Any], prompt: int) -> int:
             if before not in (None, keys):
                 return m
             before = keys
-    except Exception:  # Another number of angles; other faults are reported when the outputs are computed.
+    except Exception:  # The number of angles differs; other faults are reported when the outputs are computed.
         return 0
     return 0
 
@@ -341,7 +341,7 @@ def _is_quick(step: Method, settings: Sequence[Mapping[str, Any]]) -> bool:
     with report_reference_errors(step):
         try:
             return len((reference.relation(entry, entry["layers"][0], m, m - 1, (1.0,)) or ("",))[0]) <= 1
-        except (ValueError, IndexError):  # It gives angles for a certain number of frequencies.
+        except (ValueError, IndexError):  # The reference requires another number of frequencies.
             return False
 
 
@@ -358,8 +358,8 @@ def _settings_at(
 ) -> dict[str, Any]:
     """Return the settings of a step at another original context length.
 
-    Its other lengths are the method's defaults. In proportion, they are those of the step, shorter, if the method
-    accepts them. Then the same form computes them.
+    Other lengths in the settings become the method's defaults. With `in_proportion` they are scaled instead, if the
+    method accepts the result, so that the same form of attention is tested.
     """
     entry = _settings_of(step, settings)
     if "original_length" not in entry or (in_proportion and entry["original_length"] == length):

@@ -82,7 +82,7 @@ def compare(task: dict[str, Any]) -> dict[str, Any]:
     if moves:
         with replace_states(loaded, own):
             outputs_of_samples = run_and_record(loaded, functools.partial(run, loaded))[1]
-    # The forms are run before the stock model is loaded, so that memory contains one model at a time.
+    # The forms are run before the unmodified model is loaded, so that memory contains one model at a time.
     texts, current = [Text(**text) for text in task["forms"]], task["steps"]
     forms, decoding = list[Any](), dict[str, Any]()
     for steps in [*(text.steps for text in texts), task["decoding"]]:
@@ -128,7 +128,7 @@ def compare(task: dict[str, Any]) -> dict[str, Any]:
 def check_forms(
     expected: Expected, texts: list[Text], forms: list[Any], backend: str
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the largest difference of each form, or its error, and the forms that are wrong in the stock model too.
+    """Return the largest difference or the error of each form, and the forms that are wrong without methods too.
 
     Examples of these: some caches keep fewer keys than the mask shows (Moshi), and some masks of a prompt after others
     leave out the earlier ones (MiniMax).
@@ -139,7 +139,7 @@ def check_forms(
     for text, outputs in zip(texts, forms, strict=True):
         num_texts = 1 if text.is_alone else 2
         found = compare_forms(outputs, expected_outputs(expected, text, num_texts), text)
-        if any(map(is_wrong, found.values())):  # Otherwise the stock model need not run all forms.
+        if any(map(is_wrong, found.values())):  # Otherwise the unmodified model need not run all forms.
             right = expected_outputs(expected, text, num_texts, is_stock=True)
             unchanged = compare_forms(run_forms(model, text), right, text)
             # After an error, the later calls of a way have no results, and the error has the name of the way.

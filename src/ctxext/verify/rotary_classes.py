@@ -130,7 +130,7 @@ def read_measurements() -> Mapping[str, Mapping[str, Any]]:
 def measured_rotations(
     config: Mapping[str, Any], family: Family, lengths: Sequence[int]
 ) -> dict[int, tuple[list[float], float]] | None:
-    """Return a stock model's inverse frequencies and its factor on cos and sin, by length in tokens.
+    """Return an unmodified model's inverse frequencies and its factor on cos and sin, by length in tokens.
 
     It is None if the class of the installed transformers must be run.
     """

@@ -128,7 +128,7 @@ def expected_rotation(
 ) -> tuple[Sequence[float], float]:
     """Return the inverse frequencies and the factor on cos and sin that a loaded model must have at a length in tokens.
 
-    They are computed by the methods' references, or by the stock formulas if the source's schedule was kept.
+    They are computed by the methods' references, or by transformers' formulas if the source's schedule was kept.
     """
     if plain.rotary.is_scaled:
         return inverse_frequencies(result.rotary, length), attention_scaling(result.rotary)
@@ -232,7 +232,7 @@ def rotations(config: Mapping[str, Any], lengths: Sequence[int]) -> dict[int, li
 
 
 def stock_model(config: Mapping[str, Any]) -> Any:
-    """Build the stock model of a configuration on the meta device, with its rotary embeddings in memory."""
+    """Build the unmodified model of a configuration on the meta device, with its rotary embeddings in memory."""
     from transformers import __version__ as version
 
     try:
@@ -297,7 +297,8 @@ def _read_rotation(name: str, module: Any, layer_type: str, length: int) -> Rota
 
     positions = torch.tensor([[1, max(length, 2) - 1]])
     schedule = getattr(getattr(module, "config", None), "rope_scaling", None) or {}
-    if hasattr(module, "mrope_section") or "mrope_section" in schedule:  # In some families only attentions have it.
+    # In some families only attentions have the attribute.
+    if hasattr(module, "mrope_section") or "mrope_section" in schedule:
         positions = positions.expand(3, 1, 2)
     arguments = {"x": torch.zeros(1, 2, 1), "position_ids": positions, "layer_type": layer_type, "seq_len": length}
     parameters = inspect.signature(module.forward).parameters

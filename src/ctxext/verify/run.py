@@ -222,7 +222,7 @@ def check_tables(conversion: Conversion) -> Finding | None:
     stored = [tensor for tensor in conversion.new_tensors if tensor.endswith(encoding.layout.tensors)]
     names = stored or encoding.layout.tensors  # Computed tables need not be among the weights.
     files: dict[str, str] = {}
-    if (source := conversion.source) is not None:  # The files of the source that contain them.
+    if (source := conversion.source) is not None:  # The files of the source that contain the tables.
         for path in reversed(source.loaded_safetensors):
             file = source.folder / path
             files |= dict.fromkeys(read_safetensors_header(file), str(file.resolve()))

@@ -33,7 +33,7 @@ GUARDS: Mapping[str, Mapping[str, tuple[Any, Any]]] = {
     "falcon": {"activation": (SENTINEL, "gelu")},
     "gpt_oss": {"num_experts_per_tok": (-1, 4)},  # Nothing reads its activation; this makes its first forward fail.
     "jetmoe": {"activation_function": (SENTINEL, "silu")},
-    "lfm2": {"block_auto_adjust_ff_dim": (True, True), "block_ffn_dim_multiplier": (-1.0, 1.0)},  # It has none.
+    "lfm2": {"block_auto_adjust_ff_dim": (True, True), "block_ffn_dim_multiplier": (-1.0, 1.0)},  # No activation.
     "modernbert-decoder": {"hidden_activation": (SENTINEL, "gelu")},
     "mpt": {"attn_config.attn_pdrop": (-1, 0)},
     "phi": {"hidden_act": (SENTINEL, "gelu_new")},

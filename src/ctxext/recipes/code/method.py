@@ -58,7 +58,6 @@ class CodeMethod(Method):
     @classmethod
     @override
     def refusal(cls, config: Config, family: Family) -> str:
-        # The family must support modeling code.
         if cls.kind == "attention" and family.shared_rotary_key:
             return _LATENT
         if cls.kind == "attention" and (key := bidirectional_key(config, family)):
@@ -69,7 +68,6 @@ class CodeMethod(Method):
 
     @override
     def edit(self, model: ModelConfig) -> ModelConfig:
-        # It has the layout of a checkpoint with code (`layout.py`) and this step's settings.
         if reason := self.refusal(model.config, model.family):
             raise CtxextError(
                 f'"{model.family.model_type}" does not support {self.name}: {reason}.', hint="Choose another method."

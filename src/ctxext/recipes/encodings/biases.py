@@ -36,7 +36,6 @@ class Alibi(Encoding):
 
     @override
     def describe(self) -> str:
-        # No position is out of range, but transformers may not support longer inputs.
         end = ", although transformers does not support longer inputs" if self.stops else ""
         return (
             f"ALiBi: {self.num_heads} slopes, by which scores fall with the distance; no position beyond "
@@ -45,12 +44,11 @@ class Alibi(Encoding):
 
     @override
     def restore_source(self, record: Mapping[str, Any]) -> Self:
-        # It has the source's length.
         return self.at_length(int(record.get("source_length") or self.trained_length))
 
     @override
     def cautions(self, config: Config, family: Family, *, is_changed: bool) -> tuple[str, ...]:
-        # transformers may run the model with other slopes than it was trained with.
+        # transformers ignores alibi_bias_max, so it may use other slopes than in training.
         if self.bias_max == _USUAL_BIAS_MAX:
             return ()
         return (
@@ -88,7 +86,6 @@ class Buckets(Encoding):
 
     @override
     def describe(self) -> str:
-        # No distance is out of range.
         return (
             f"buckets of relative biases, as in T5: distances of {self.distance} or more tokens share the last of "
             f"{self.num_buckets} buckets, so no distance is out of range"
@@ -96,19 +93,17 @@ class Buckets(Encoding):
 
     @override
     def to_record(self) -> dict[str, Any]:
-        # It contains the lengths and the distance.
         return {**super().to_record(), "source_distance": self.distance}
 
     @override
     def restore_source(self, record: Mapping[str, Any]) -> Self:
-        # It has the source's length and distance.
         length, distance = record.get("source_length"), record.get("source_distance")
         plain = self.at_length(int(length or self.trained_length))
         return dataclasses.replace(plain, distance=int(distance or self.distance))
 
     @override
     def state_length(self, text: Config, family: Family) -> None:
-        # transformers does not use the length. It uses the distance, which is written too.
+        # transformers ignores the length and uses the distance.
         super().state_length(text, family)
         text[_DISTANCE] = self.distance
 

@@ -109,17 +109,16 @@ class LearnedTable(Encoding):
 
     @override
     def at_length(self, length: int) -> Self:
-        # The table then counts as lengthened.
         return dataclasses.replace(super().at_length(length), is_lengthened=True)
 
     @property
     def feature(self) -> str:
-        """The table, of any length."""
+        """The name of the feature, the same for tables of any length."""
         return "table"
 
     @property
     def learned_tensors(self) -> tuple[str, ...]:
-        """The table."""
+        """Name suffixes of the table, and of a second one in some families."""
         return self.layout.tensors
 
     @property
@@ -129,7 +128,6 @@ class LearnedTable(Encoding):
 
     @override
     def describe(self) -> str:
-        # Contains the numbers of rows and of special rows.
         special = f" after {self.num_special} for others" if self.num_special else ""
         end = f"{self.trained_length} of them trained" if self.num_unused else "all of them trained"
         rows = f"a table with one row for each of {self.context_length} positions{special}"
@@ -137,7 +135,7 @@ class LearnedTable(Encoding):
 
     @override
     def state_length(self, text: Config, family: Family) -> None:
-        # The first key of the layout is always written, the others only if present.
+        # The class needs the first key; other keys are optional and are only updated.
         length = self.context_length + self.num_special * self.layout.counts_special
         for number, key in enumerate(self.layout.length_keys):
             if number == 0 or key in text:
@@ -150,7 +148,6 @@ class DistanceTable(LearnedTable):
 
     @override
     def describe(self) -> str:
-        # Contains the largest distance that it distinguishes.
         return (
             f"learned embeddings of distances, clipped at {self.context_length - 1}: all farther tokens get the "
             "same embedding, and more rows would have to be trained"
@@ -173,7 +170,6 @@ class ComputedTable(LearnedTable):
 
     @override
     def describe(self) -> str:
-        # Contains the number of positions.
         return f"sinusoidal position embeddings: a table computed for {self.context_length} positions"
 
 

@@ -36,23 +36,19 @@ class NoPositions(Encoding):
 
     @override
     def describe(self) -> str:
-        # No position is out of range.
         return "no positions in the layers that attend to the whole context, so no position is out of range"
 
     @override
     def restore_source(self, record: Mapping[str, Any]) -> Self:
-        # It has the source's length.
         length = int(record.get("source_length") or self.trained_length)
         return dataclasses.replace(self, context_length=length, is_raised=False)
 
     @override
     def at_length(self, length: int) -> Self:
-        # The length then counts as raised.
         return dataclasses.replace(super().at_length(length), is_raised=True)
 
     @override
     def state_length(self, text: Config, family: Family) -> None:
-        # Every key that the family reads is written.
         write_length(text, family, self.context_length)
 
 

@@ -125,13 +125,11 @@ class Rotary(Encoding):
 
     @override
     def describe(self) -> str:
-        # Contains the schedule, its base, and the number of rotated dimensions of a head.
         origin = f" ({self.theta_origin})" if self.theta_origin else ""
         return f"rotary, {self.rope_type} schedule, theta {self.theta:g}{origin} · {self.dim} dimensions"
 
     @override
     def to_record(self) -> dict[str, Any]:
-        # It contains the lengths and the base.
         lengths = super().to_record()
         return {
             "trained_length": lengths["trained_length"],
@@ -141,7 +139,6 @@ class Rotary(Encoding):
 
     @override
     def restore_source(self, record: Mapping[str, Any]) -> "Rotary":
-        # It has no schedule, and the source's base.
         return dataclasses.replace(
             self,
             theta=record.get("source_theta") or self.theta,
@@ -152,22 +149,18 @@ class Rotary(Encoding):
 
     @override
     def at_length(self, length: int) -> "Rotary":
-        # config.json then contains that length.
         return dataclasses.replace(self, context_length=length, declared_length=None)
 
     @override
     def state_length(self, text: Config, family: Family) -> None:
-        # Every key that the family reads is written.
         write_length(text, family, self.context_length)
 
     @override
     def write_to(self, config: Config, family: Family) -> Config:
-        # The schedule is written in both the v4 and v5 format.
         return write_rotary(config, family, self)
 
     @override
     def cautions(self, config: Config, family: Family, *, is_changed: bool) -> tuple[str, ...]:
-        # They concern sliding-window layers.
         warnings = []
         follow = is_changed and sliding_layers_follow(config, family, self)
         if family.sliding_follows and sliding_layers(config, family) and follow:

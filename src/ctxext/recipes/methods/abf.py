@@ -29,17 +29,15 @@ class AdjustedBase(Scaling):
     @classmethod
     @override
     def search_space(cls, rotary: Rotary, factor: float) -> dict[str, SearchRange]:
-        # The base ranges from the model's to a few times the one that NTK-aware scaling would choose.
+        # NTK-aware scaling would multiply the base by slightly more than the factor; the range includes higher ones.
         most = 4 * rotary.theta * factor**2
         paper = search_start(cls, "theta")
         return {"theta": SearchRange((rotary.theta, most), paper if rotary.theta < paper < most else None)}
 
     @override
     def summary(self) -> str:
-        # Contains the base.
         return f"{super().summary()} theta {self.theta:g}"
 
     @override
     def theta_after(self, rotary: Rotary) -> float:
-        # It is the chosen one.
         return self.theta

@@ -54,7 +54,6 @@ class Adaptive(Relation):
 
     @override
     def problem(self, length: int, target: int) -> tuple[str, str] | None:
-        # `around` and `long_factor` must fit together.
         if (self.around == "longrope") != (self.long_factor is not None):
             return (
                 "long_factor requires longrope, and longrope requires long_factor.",
@@ -64,12 +63,11 @@ class Adaptive(Relation):
 
     @override
     def summary(self) -> str:
-        # Contains the factor or the target length, and the method that provides the schedule.
         return f"{super().summary()} around {self.around}"
 
     @override
     def settings(self, model: ModelConfig) -> dict[str, Any]:
-        # For each factor they contain the inverse frequencies and the factor on cos and sin, as lists.
+        # The frequencies are written as lists, because the code in a checkpoint cannot import the formulas.
         check_known(model.config, model.family)
         settings = super().settings(model)
         step, rotary = self.resolve(model.rotary), model.rotary

@@ -30,10 +30,9 @@ class Bifocal(Relation):
 
     @override
     def defaults(self, length: int) -> dict[str, Any]:
-        # The window is a sixteenth of L, the proportion of the paper.
+        # The paper's window is a sixteenth of L.
         return {"window": max(length // 16, 1)}
 
     @override
     def problem(self, length: int, target: int) -> tuple[str, str] | None:
-        # The window must leave something to regroup.
         return window_problem(require(self.window), length)

@@ -27,7 +27,6 @@ class WiderBuckets(Reaching):
 
     @override
     def caution_for(self, model: ModelConfig) -> str:
-        # The source already supports any length, the gain is not measured, and longer inputs change.
         assert isinstance(model.encoding, Buckets)
         return (
             "the source supports any length, as far distances share a bucket, and the benefit of wider buckets is not "
@@ -37,7 +36,6 @@ class WiderBuckets(Reaching):
 
     @override
     def edit(self, model: ModelConfig) -> ModelConfig:
-        # It contains the new distance and length.
         if reason := self.refusal(model.config, model.family):
             raise CtxextError(
                 f'"{model.family.model_type}" has no buckets to widen: {reason}.',

@@ -25,14 +25,13 @@ class Declare(Reaching):
     encoding = "none"
     is_published = False
     caution = (
-        "only the declared length changed and nothing was learned: whether the model uses longer inputs depends on its "
-        "training. Measure it with ctxext eval."
+        "only the declared length changed, and nothing was learned. Whether the model uses longer inputs depends on "
+        "its training: measure it with ctxext eval."
     )
 
     @classmethod
     @override
     def refusal(cls, config: Config, family: Family) -> str:
-        # No layer that attends to the whole context may have positions, and config.json must contain a length.
         if family.encoding != cls.encoding:
             return f"it has {POSITIONS[family.positions]}, which a longer length alone does not extend"
         if family.reason and family.reason != NOTHING_TO_EXTEND:
@@ -41,7 +40,6 @@ class Declare(Reaching):
 
     @override
     def edit(self, model: ModelConfig) -> ModelConfig:
-        # It contains the new length in every key.
         if reason := self.refusal(model.config, model.family):
             raise CtxextError(
                 f'"{model.family.model_type}" cannot be extended by {self.name}: {reason}.',

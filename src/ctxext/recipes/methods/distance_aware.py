@@ -47,7 +47,7 @@ class DistanceAware(CodeMethod):
     @classmethod
     @override
     def refusal(cls, config: Config, family: Family) -> str:
-        # The family must be able to carry the weights.
+        # The weights need a known place in the model, and one number of heads for all layers.
         if reason := super().refusal(config, family) or _UNNAMED.get(family.model_type, ""):
             return reason
         try:
@@ -58,7 +58,6 @@ class DistanceAware(CodeMethod):
 
     @override
     def settings(self, model: ModelConfig) -> dict[str, Any]:
-        # They are the layers, the number of heads, and L.
         return {
             "layers": rotated_layers(model.config, model.family),
             "num_heads": num_heads(model.config, model.family),
@@ -67,7 +66,7 @@ class DistanceAware(CodeMethod):
 
     @override
     def new_tensors(self, source: Checkpoint, model: ModelConfig) -> tuple[NewTensor, ...]:
-        # They are two numbers per head for each attention, in the smallest of the source's files.
+        # The new weights are added to the smallest of the source's files, so that little is rewritten.
         if source.remote_sizes:  # A dry run on a repository without fetched weights.
             return ()
         stored = source.stored_tensors()

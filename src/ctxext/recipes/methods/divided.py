@@ -24,7 +24,6 @@ class Divided(Scaling):
     @classmethod
     @override
     def refusal(cls, config: Config, family: Family) -> str:
-        # The family must be able to carry the schedule, including a factor on cos and sin.
         allowed = family.rope_scaling_keys.get(cls.rope_type)
         if allowed is not None and "attention_factor" not in allowed:
             return "its configuration class supports no factor on cos and sin, which this schedule needs"
@@ -32,7 +31,6 @@ class Divided(Scaling):
 
     @override
     def edit(self, model: ModelConfig) -> ModelConfig:
-        # It contains the lists of divisors.
         if reason := self.refusal(model.config, model.family):
             raise CtxextError(f'"{model.family.model_type}": {reason}.', hint="Choose another method.")
         return super().edit(model)
@@ -50,7 +48,7 @@ class Divided(Scaling):
 
     @override
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
-        # The rope type is `longrope`, with equal lists.
+        # With equal lists, the schedule does not depend on the length of the input.
         divisors = self.divisors(rotary)
         return {
             "factor": self.scaling_factor,

@@ -35,7 +35,7 @@ class DualChunk(Relation):
 
     @override
     def adapt(self, model: ModelConfig) -> Self:
-        # They come from `dual_chunk_attention_config`, which Qwen2.5-1M has and transformers ignores.
+        # Qwen2.5-1M publishes the parameters in `dual_chunk_attention_config`, which transformers ignores.
         published = model.read("dual_chunk_attention_config")
         if not isinstance(published, Mapping):
             return self
@@ -49,7 +49,7 @@ class DualChunk(Relation):
 
     @override
     def defaults(self, length: int) -> dict[str, Any]:
-        # Chunks are as long as L, which leaves all query positions within it unchanged.
+        # With chunks as long as L, all query positions within L stay unchanged.
         size = self.chunk_size or length
         return {"chunk_size": size, "local": max(size // 8, 1)}
 

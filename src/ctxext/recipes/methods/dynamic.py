@@ -22,18 +22,17 @@ class DynamicNtk(Scaling):
     paper = "https://arxiv.org/abs/2309.00071"
     rope_type = "dynamic"
     caution = (
-        "transformers selects one set of frequencies for a batch by its longest row, and keys cached within the "
+        "transformers selects one set of frequencies for a batch by its longest sequence, and keys cached within the "
         "original context length keep their rotation: run whole prompts, one at a time; engines differ. adaptive does "
-        "the same per row and is consistent with its cache."
+        "the same per query position and is consistent with its cache."
     )
 
     @override
     def length_after(self, encoding: Encoding) -> int:
-        # It stays the trained length. transformers reads that length from the maximum, and raising the maximum switches
-        # the scaling off. See docs/traps.md, trap 5.
+        # transformers reads the trained length from max_position_embeddings, and raising it disables the scaling
+        # (docs/traps.md, trap 5).
         return encoding.trained_length
 
     @override
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
-        # The rope type is `dynamic`.
         return {"factor": self.scaling_factor}

@@ -48,14 +48,13 @@ class Llama3(Scaling):
 
     @override
     def edit(self, model: ModelConfig) -> ModelConfig:
-        # At factor 1 it keeps the plain schedule: blending a frequency with itself changes its last bit.
+        # Factor 1 keeps the plain schedule, because blending a frequency with itself changes its last bit.
         if self.resolve(model.rotary).scaling_factor == 1 and not model.rotary.is_scaled:
             return model.with_encoding(model.rotary)
         return super().edit(model)
 
     @override
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
-        # The rope type is `llama3`.
         return {
             "factor": self.scaling_factor,
             "low_freq_factor": self.low_freq_factor,

@@ -53,7 +53,7 @@ def _starts(rotary: Rotary, factor: float) -> list[float]:
 
 
 def _interpolate(knots: Sequence[float], place: float) -> float:
-    """Return the height at a place from 0 to 1 of the line through evenly spaced knots, two at least."""
+    """Interpolate linearly between evenly spaced knots, at least two, at a place from 0 to 1."""
     at = place * (len(knots) - 1)
     left = min(int(at), len(knots) - 2)
     return knots[left] + (knots[left + 1] - knots[left]) * (at - left)
@@ -77,7 +77,7 @@ class LongRope(Scaling):
     rope_type = "longrope"
     is_published = False
     caution = (
-        "transformers selects the list by the longest row of the batch and switches while decoding: "
+        "transformers selects the list by the longest sequence of the batch and switches while decoding: "
         "with two different lists, cached decoding across the original context length differs from uncached decoding."
     )
 
@@ -97,22 +97,19 @@ class LongRope(Scaling):
     @classmethod
     @override
     def neutral_step(cls, encoding: Encoding) -> Self:
-        # Its lists contain only ones.
         return cls(**cls.neutral, long_factor=(1.0,) * _num_pairs(encoding))
 
     @classmethod
     @override
     def example_step(cls, encoding: Encoding) -> Self:
-        # Its divisor rises by one from pair to pair.
         return cls(**cls.example, long_factor=tuple(1.0 + pair for pair in range(_num_pairs(encoding))))
 
     @classmethod
     @override
     def search_space(cls, rotary: Rotary, factor: float) -> dict[str, SearchRange]:
-        # The parameters are the rise of the curve of divisors up to each of a few knots, the list for the original
-        # context, and the temperature. No rise is negative, so divisors never fall from one dimension to the next: the
-        # paper's constraint (section 3.2). The curve starts as YaRN's, one of those that the paper's search starts
-        # from.
+        # The curve of divisors is given by its rises between a few knots. No rise is negative, so divisors never fall
+        # from one dimension to the next: the paper's constraint (section 3.2). The search starts from YaRN's curve, as
+        # the paper's search does among others.
         rises = {
             f"rise_{knot}": SearchRange((0.0, _MAX_RISE), start) for knot, start in enumerate(_starts(rotary, factor))
         }
@@ -122,7 +119,7 @@ class LongRope(Scaling):
     @classmethod
     @override
     def from_search(cls, numbers: Mapping[str, Any], rotary: Rotary, factor: float) -> Self:
-        # Its divisors, on a logarithmic scale, are linear between knots.
+        # Between knots, the logarithm of the divisors is linear.
         count, pairs = _num_knots(rotary), rotary.dim // 2
         most, level, knots = math.log(_MOST * factor), 0.0, []
         for knot in range(count):
@@ -138,7 +135,6 @@ class LongRope(Scaling):
 
     @override
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
-        # The rope type is `longrope`.
         num_factors = rotary.dim // 2
         short_factor = self.short_factor or (1.0,) * num_factors
         for name, factors in (("long_factor", self.long_factor), ("short_factor", short_factor)):

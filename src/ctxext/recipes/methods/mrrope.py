@@ -40,7 +40,7 @@ class MrRope(Divided):
 
     @override
     def divisors(self, rotary: Rotary) -> list[float]:
-        # It is s^e; the ends of the ramp are whole indices.
+        # The ramp begins and ends at whole indices.
         pairs = rotary.dim // 2
         rotations = [
             rotary.theta ** (-2 * i / rotary.span) * rotary.trained_length / (2 * math.pi) for i in range(pairs)

@@ -103,13 +103,12 @@ class MsPoE(CodeMethod):
     @classmethod
     @override
     def from_search(cls, numbers: Mapping[str, Any], rotary: Rotary, factor: float) -> Self:
-        # The smaller of its two ratios becomes `ratio_min`.
+        # The search draws both ratios independently, so they may be in either order.
         smallest, largest = sorted(numbers[name] for name in ("ratio_min", "ratio_max"))
         return cls(**{**numbers, "ratio_min": smallest, "ratio_max": largest})
 
     @override
     def summary(self) -> str:
-        # Contains the ratios and the order of heads.
         return f"{self.name} {self.ratio_min:g}–{self.ratio_max:g} {self.schedule} ({self.head_order} order)"
 
     @property
@@ -125,14 +124,12 @@ class MsPoE(CodeMethod):
     @classmethod
     @override
     def refusal(cls, config: Config, family: Family) -> str:
-        # The family must support a ratio per head.
         if family.shared_rotary_key:
             return "latent attention: all heads share one rotated key, so they cannot have separate scales"
         return super().refusal(config, family)
 
     @override
     def settings(self, model: ModelConfig) -> dict[str, Any]:
-        # They contain the ratios, layers and orders for this model.
         heads, released = num_kv_heads(model), self.variant == "released"
         if released and heads != model.read("num_attention_heads"):
             raise CtxextError(
@@ -219,7 +216,7 @@ def ranks_from_scores(scores: Sequence[float]) -> list[int]:
 
 def num_kv_heads(model: ModelConfig) -> int:
     """Return the number of KV heads that a layer with full attention passes through its rotary embedding."""
-    if model.family.model_type == "falcon":  # The new architecture repeats its keys for every query first.
+    if model.family.model_type == "falcon":  # The new architecture first repeats keys for every query.
         multi_query = model.read("multi_query") and not model.read("new_decoder_architecture")
         return 1 if multi_query else int(model.read("num_attention_heads"))
     if model.read("attention_k_eq_v") and model.read("num_global_key_value_heads"):

@@ -50,7 +50,6 @@ class NtkAlibi(Reaching, CodeMethod):
 
     @override
     def settings(self, model: ModelConfig) -> dict[str, Any]:
-        # They contain the exponents, and the length from which query positions are scaled.
         step = self.resolve(model.encoding)
         assert isinstance(model.encoding, Alibi)
         return {
@@ -62,16 +61,14 @@ class NtkAlibi(Reaching, CodeMethod):
     @classmethod
     @override
     def refusal(cls, config: Config, family: Family) -> str:
-        # The family must be able to carry the code.
         untested = "" if family.model_type in _FAMILIES else "its biases are untested"
         return super().refusal(config, family) or untested
 
     @override
     def caution_for(self, model: ModelConfig) -> str:
-        # It describes the effect within the original context length.
         if self.rows == "static":
             return "every input changes, including short ones."
         return (
-            "rows within the original context length stay unchanged; beyond it, slopes become gentler with each "
-            "position, without a limit."
+            "query positions within the original context length stay unchanged; beyond it, slopes become gentler with "
+            "each position, without a limit."
         )

@@ -64,15 +64,14 @@ class NtkByParts(Scaling):
 
     @override
     def resolve(self, encoding: Encoding) -> Self:
-        # This includes the ends of its ramp.
         fast, slow = self._ends
         return dataclasses.replace(super().resolve(encoding), beta_fast=fast, beta_slow=slow)
 
     @override
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
-        # The rope type is `yarn`, with its temperature switched off. mlx-lm does not read attention_factor; a weight of
-        # zero for ln(factor) gives it the same 1 (docs/traps.md, trap 27). SGLang reads it only next to
-        # `mscale_all_dim`, which scales all scores of DeepSeek's family unless it is zero.
+        # The rope type is `yarn`, and its temperature must be 1 in all engines. mlx-lm does not read attention_factor
+        # but computes 1 from mscale 0 (docs/traps.md, trap 27). SGLang reads mscale only next to `mscale_all_dim`,
+        # which scales all scores of DeepSeek's family unless it is zero.
         return {**self.ramp(rotary), "attention_factor": 1.0, "mscale": 0.0, "mscale_all_dim": 0.0}
 
     def ramp(self, rotary: Rotary) -> Mapping[str, Any]:

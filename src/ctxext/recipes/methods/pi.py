@@ -24,5 +24,4 @@ class PositionInterpolation(Scaling):
 
     @override
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
-        # The rope type is `linear`.
         return {"factor": self.scaling_factor}

@@ -25,5 +25,4 @@ class Range(Rows):
 
     @override
     def rows(self, raw: memoryview, dtype: str, width: int, special: int, new: int) -> Iterator[bytes]:
-        # It has the old rows unchanged, then the sinusoids of the positions after them.
         return continue_sinusoids(raw, dtype, width, special, new)

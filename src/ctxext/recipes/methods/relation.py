@@ -62,7 +62,6 @@ class Relation(Reaching, CodeMethod):
 
     @override
     def resolve(self, encoding: Encoding) -> Self:
-        # This includes the factor and all defaults that depend on the context length.
         length = self.reference_length(encoding)
         step = dataclasses.replace(super().resolve(encoding), target_length=None)
         step = dataclasses.replace(step, **{k: v for k, v in step.defaults(length).items() if getattr(step, k) is None})
@@ -77,7 +76,7 @@ class Relation(Reaching, CodeMethod):
     @classmethod
     @override
     def search_space(cls, rotary: Rotary, factor: float) -> dict[str, SearchRange]:
-        # Windows range from a thirty-second of L to a half of it; other ranges are the declared ones.
+        # Useful windows depend on L: they range from L / 32 to L / 2.
         ranges, length = super().search_space(rotary, factor), rotary.context_length
         if "window" in ranges:
             start = cls(factor=factor).defaults(length)["window"]
@@ -87,7 +86,6 @@ class Relation(Reaching, CodeMethod):
     @classmethod
     @override
     def from_search(cls, numbers: Mapping[str, Any], rotary: Rotary, factor: float) -> Self:
-        # Its factor is the target factor.
         return cls(**{**numbers, "factor": factor})
 
     def problem(self, length: int, target: int) -> tuple[str, str] | None:
@@ -96,12 +94,10 @@ class Relation(Reaching, CodeMethod):
 
     @override
     def summary(self) -> str:
-        # Contains the factor or the target length, and the temperature if it has one.
         return super().summary() + (f" ({self.temperature})" if self.temperature != "none" else "")
 
     @override
     def settings(self, model: ModelConfig) -> dict[str, Any]:
-        # They are the parameters of the map, the layers, and L.
         if model.rotary.rope_type == "dynamic":  # Its formula also depends on the length that the map raises.
             raise CtxextError(
                 f"{self.name} depends on the query position and cannot be combined with this model's "

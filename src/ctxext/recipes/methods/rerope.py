@@ -31,10 +31,8 @@ class ReRope(Relation):
 
     @override
     def defaults(self, length: int) -> dict[str, Any]:
-        # The window is a quarter of L.
         return {"window": max(length // 4, 1)}
 
     @override
     def problem(self, length: int, target: int) -> tuple[str, str] | None:
-        # The window must leave something to regroup.
         return window_problem(require(self.window), length)

@@ -35,12 +35,11 @@ class SelfExtend(Relation):
 
     @override
     def defaults(self, length: int) -> dict[str, Any]:
-        # The window is an eighth of L.
         return {"window": max(length // 8, 1)}
 
     @override
     def problem(self, length: int, target: int) -> tuple[str, str] | None:
-        # A fixed group extends the context to w + (L - w) · G.
+        # With a window w, a fixed group G extends the context to w + (L - w) · G.
         window = require(self.window)
         if problem := window_problem(window, length):
             return problem

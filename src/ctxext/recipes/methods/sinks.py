@@ -31,12 +31,10 @@ class Sinks(Relation):
 
     @override
     def defaults(self, length: int) -> dict[str, Any]:
-        # The window is L less the sinks.
         return {"window": max(length - self.sinks, 1)}
 
     @override
     def problem(self, length: int, target: int) -> tuple[str, str] | None:
-        # Sinks and window must fit into L.
         if self.sinks + require(self.window) > length:
             return (
                 f"{self.sinks} sinks and a window of {self.window} exceed the context length of {length} tokens.",

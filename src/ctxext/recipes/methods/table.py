@@ -55,7 +55,6 @@ class Rows(Reaching):
     @classmethod
     @override
     def refusal(cls, config: Config, family: Family) -> str:
-        # The family's table must be supported and contain positions, not distances.
         if reason := super().refusal(config, family):
             return reason
         if is_of_distances(config, family):
@@ -64,7 +63,6 @@ class Rows(Reaching):
 
     @override
     def edit(self, model: ModelConfig) -> ModelConfig:
-        # It contains the new length in every key that contains the old one.
         if reason := self.refusal(model.config, model.family):
             raise CtxextError(
                 f'"{model.family.model_type}" has no table that {self.name} supports: {reason}.',
@@ -74,7 +72,7 @@ class Rows(Reaching):
 
     @override
     def new_tensors(self, source: Checkpoint, model: ModelConfig) -> tuple[NewTensor, ...]:
-        # They are the new table, or two of them for an encoder-decoder, and the buffers with an entry per row.
+        # An encoder-decoder has two tables, and some classes also store buffers with an entry per row.
         if source.remote_sizes:  # A dry run on a repository without fetched weights.
             return ()
         table = model.encoding
@@ -147,12 +145,11 @@ class Table(Rows):
 
     @override
     def num_source_rows(self, table: LearnedTable) -> int:
-        # These are the trained ones.
+        # Rows beyond the trained length may exist, but they are unused.
         return table.trained_length
 
     @override
     def summary(self) -> str:
-        # Contains the factor or the target length, and the fill.
         return f"{super().summary()} ({self.fill})"
 
     @override
@@ -167,7 +164,6 @@ class Table(Rows):
 
     @override
     def caution_for(self, model: ModelConfig) -> str:
-        # The new positions are untrained; the fill decides whether short inputs stay unchanged.
         unchanged = "inputs within the original context length give the same output"
         changed = "every input changes, including short ones"
         trained = model.encoding.trained_length
@@ -179,5 +175,4 @@ class Table(Rows):
 
     @override
     def rows(self, raw: memoryview, dtype: str, width: int, special: int, new: int) -> Iterator[bytes]:
-        # It is computed by the chosen fill.
         return fill_rows(raw, dtype, width, special, new, self.fill)

@@ -27,12 +27,10 @@ class Window(Relation):
 
     @override
     def defaults(self, length: int) -> dict[str, Any]:
-        # The window is L.
         return {"window": length}
 
     @override
     def problem(self, length: int, target: int) -> tuple[str, str] | None:
-        # The window must fit into L.
         if require(self.window) > length:
             return f"a window of {self.window} exceeds the context length of {length} tokens.", f"--window {length}"
         return None

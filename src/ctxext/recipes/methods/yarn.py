@@ -48,7 +48,7 @@ class Yarn(NtkByParts):
 
     @override
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
-        # The rope type is `yarn`, without a default temperature, as some engines ignore it (docs/traps.md, trap 7).
+        # The default temperature is not written, because some engines ignore attention_factor (docs/traps.md, trap 7).
         names = ("attention_factor", "mscale", "mscale_all_dim")
         extra = {name: value for name in names if (value := getattr(self, name)) is not None}
         return {**self.ramp(rotary), **extra}
