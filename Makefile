@@ -1,24 +1,24 @@
 # make demo   install into .venv if needed, then the main job on the checkpoint in the package
 # make test   the same set-up, then the quick tests
 # make check  what CI runs: linters, types, quick tests
-# make engines  the tests that need vLLM and llama.cpp, which it installs into an environment of their own
-# make database  the searches that share a study, also in a PostgreSQL of its own; as root it installs Debian's
-# make pythons  demo and quick tests under each Python that is promised, timed; uv brings the Pythons
+# make engines  the tests that need vLLM and llama.cpp, which it installs into a separate environment
+# make database  the searches that share a study, also in a separate PostgreSQL server; as root it installs Debian's
+# make pythons  demo and quick tests under each supported Python, timed; uv installs the Pythons
 # make lowest  the quick tests of convert, eval, finetune and search with the lowest versions that are allowed
-# make versions  what tests/versions/ reads in every release of transformers that people have, and the quick tests of convert, inspect,
+# make versions  what tests/versions/ reads in the supported releases of transformers, and the quick tests of convert, inspect,
 #   verify and export in two of them; make releases installs these releases, make readers reads a sample
 # make newest  the quick tests with the newest release of every package but torch; make newer runs it only if tools/newest.py finds one
-# make bench-gpu  every method with code on an accelerator beside the stock model; BENCH_GPU="--device cpu --shape tiny" tries it without one
+# make bench-gpu  every method with code on an accelerator beside the unmodified model; BENCH_GPU="--device cpu --shape tiny" tries it without one
 # make docs-site  the pages of docs/ as a site, in site/
-# make story  every command of the README and of docs/ in an environment where nothing but ctxext was installed
+# make story  every command of the README and of docs/ in an environment with ctxext alone
 # make thorough  the cases that the quick tests leave out; PART=0/6 the first sixth of them (also of the pages in make story)
 # make affected FILES="src/ctxext/publish/push.py …"   the quick tests that import these files, directly or through others
-# make golden  whether what ctxext prints and writes is what tests/resources/golden.json holds; ONLY=help,errors asks for some parts
+# make golden  compare ctxext's output with tests/resources/golden.json; ONLY=help,errors compares some parts
 PYTHON ?= python3
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
-# Each worker takes whole files, so that what a file sets up is set up once, and who is done first takes of the other's.
+# Workers take whole files, so that fixtures are set up once; one that has finished takes files of the other.
 WORKERS ?= 2
 SPREAD := -n $(WORKERS) --dist worksteal
 # Each test process computes on one thread, so that the workers do not fight for the cores.
