@@ -260,8 +260,8 @@ def check_options(options: Any, form: str = "{name} must be {limits}, not {value
         form: The message for a number that violates its limits, with {name}, {flag}, {limits} and {value}.
     """
     owner, declared = type(options), declared_options(type(options))
-    for name in declared:
-        _check_number(owner, name, getattr(options, name), form)
+    for name, option in declared.items():
+        _check_number(owner, name, option, getattr(options, name), form)
     for rule in getattr(owner, "rules", ()):
         if found := rule.find(options):
             values = {**vars(options), "found": found}
@@ -274,10 +274,9 @@ def check_options(options: Any, form: str = "{name} must be {limits}, not {value
             raise CtxextError(message.format(flag=flag_of(owner, name), value=value), hint=hint)
 
 
-def _check_number(owner: type, name: str, value: Any, form: str) -> None:
+def _check_number(owner: type, name: str, option: Option, value: Any, form: str) -> None:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return
-    option = declared_options(owner)[name]
     most = _LARGEST if option.max is None else option.max
     is_in_range = abs(value) <= most  # False for NaN.
     if is_in_range and option.allows(value):
