@@ -5,6 +5,8 @@ import os
 
 import vllm
 
+from ctxext.engines.vllm import ARGUMENTS
+
 
 class Engine:
     """vLLM with one checkpoint, with the arguments that `ctxext.engines.vllm.Vllm` starts its server with."""
@@ -17,9 +19,7 @@ class Engine:
             "dtype": dtype,
             "max_model_len": length,
             "trust_remote_code": trust,
-            "enable_prefix_caching": True,
-            "skip_tokenizer_init": True,
-            "limit_mm_per_prompt": dict.fromkeys(("image", "video", "audio"), 0),
+            **ARGUMENTS,
         }
         self.version = vllm.__version__
         self._llm = vllm.LLM(**{**options, **(arguments or {})})

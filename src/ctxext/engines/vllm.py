@@ -30,6 +30,15 @@ from ctxext.server.client import Server, ServerError
 ENGINE_NAMES = ("transformers", "vllm", "llama.cpp")
 """The engines, including transformers."""
 
+ARGUMENTS: Mapping[str, Any] = {
+    "enable_prefix_caching": True,
+    "skip_tokenizer_init": True,
+    "limit_mm_per_prompt": dict.fromkeys(("image", "video", "audio"), 0),
+    # Settings in the checkpoint may include penalties and sampling, unlike greedy decoding.
+    "generation_config": "vllm",
+}
+"""Arguments of `vllm.LLM` for all checkpoints."""
+
 _COMMAND = (sys.executable, "-P", "-m", "ctxext.engines.vllm_process")
 """The server's process; with -P, modules are not imported from the current folder."""
 
@@ -107,11 +116,7 @@ class Vllm:
             "dtype": dtype,
             "max_model_len": length,
             "trust_remote_code": trust,
-            "enable_prefix_caching": True,
-            "skip_tokenizer_init": True,
-            "limit_mm_per_prompt": dict.fromkeys(("image", "video", "audio"), 0),
-            # Settings in the checkpoint may include penalties and sampling, unlike greedy decoding.
-            "generation_config": "vllm",
+            **ARGUMENTS,
             **(arguments or {}),
         }
         key = secrets.token_hex()  # Other users of this machine can reach the server.
