@@ -24,13 +24,16 @@ SPREAD := -n $(WORKERS) --dist worksteal
 # Each test process computes on one thread, so that the workers do not fight for the cores.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
+# Tests that only read the source: its layers and its English.
+SOURCE_RULES := tests/test_architecture.py tests/test_english.py
+
 .PHONY: demo test check newest newer bench-gpu fuzz slow engines database story golden affected releases readers versions thorough lint docs pythons lowest docs-site clean
 
 demo: $(VENV)/installed
 	$(BIN)/ctxext demo
 
 test: $(VENV)/installed
-	$(TEST_ENV) $(BIN)/python -m pytest -q $(SPREAD) -m "not slow and not engine and not thorough"
+	$(TEST_ENV) $(BIN)/python -m pytest -q $(SPREAD) -m "not slow and not engine and not thorough" $(SOURCE_RULES:%=--ignore=%)
 
 check: lint test
 
@@ -38,6 +41,7 @@ lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(TEST_ENV) $(BIN)/python -m pytest -q $(SPREAD) -m "not thorough" $(SOURCE_RULES)
 
 # FUZZ examples of each of the fuzzed kinds of file; `make test` runs a few, always the same.
 FUZZ ?= 1000

@@ -84,6 +84,7 @@ def test_a_function_and_a_package_of_one_name(name, first, in_a_new_python):
     in_a_new_python("\n".join(code).format(name))
 
 
+@pytest.mark.thorough
 def test_every_file_is_imported_by_its_name(in_a_new_python):
     """`import ctxext.search.options as module` failed: `ctxext.search` was a function."""
     package = Path(ctxext.__file__).parent
@@ -104,6 +105,7 @@ def test_errors_for_moved_names_contain_the_new_import():
             getattr(ctxext, name)
 
 
+@pytest.mark.thorough
 def test_names_are_found_in_a_zip(tmp_path, in_a_new_python):
     package, archive = Path(ctxext.__file__).parent, tmp_path / "ctxext.zip"
     with zipfile.ZipFile(archive, "w") as file:
@@ -236,6 +238,7 @@ def test_the_page_shows_every_function():
     assert [name for name in (*CALLED, "convert", "plan_conversion", "plan_push") if f"{name}(" not in code] == []
 
 
+@pytest.mark.thorough
 def test_the_snippets_run_in_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     space: dict = {}

@@ -78,6 +78,7 @@ def test_every_kind_of_token_is_known_by_its_form(kind):
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
+@pytest.mark.thorough
 def test_no_command_shows_a_token(words, our_processes, llama_source, tmp_path):
     """The Hub refuses it, is unreachable, or the token cannot be sent: no output or file contains it."""
     with hub({"me/other": llama_source}) as server:
@@ -103,6 +104,7 @@ def test_a_traceback_of_ours_holds_no_token(our_processes):
     assert SECRET[3:] not in result.stderr
 
 
+@pytest.mark.thorough
 def test_a_token_from_a_windows_file_is_sent_without_extra_characters(llama_source, tmp_path, our_processes):
     with hub({"me/tiny": llama_source}) as server:
         environment = {**os.environ, **server.settings(tmp_path / "cache")}
@@ -411,6 +413,7 @@ SHAPES = (
 
 
 @pytest.mark.parametrize("size", [150_000, pytest.param(10_000_000, marks=pytest.mark.slow)])
+@pytest.mark.thorough
 def test_the_time_is_linear_in_the_text(size, no_memory):
     """A word of 40,000 characters took 18 seconds, a megabyte hours."""
     remember(KEY, "hunter2")

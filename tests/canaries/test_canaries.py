@@ -63,6 +63,7 @@ def convert_words(method: str) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("method", [pytest.param("yarn", marks=pytest.mark.slow), "bifocal"])
+@pytest.mark.thorough
 def test_what_is_converted_verified_and_measured_stays_silent(method, strangers, silent, tmp_path):
     """Issue: `custom_generate/generate.py` of a source ran in `convert` and in `verify`."""
     source, out = strangers(*TOGETHER), tmp_path / f"out-{method}"
@@ -120,6 +121,7 @@ def export_words(folder: Path, converter: Path) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("door", [doors.tokenizer, doors.tokenizer_beside, doors.classes_beside, doors.processors])
+@pytest.mark.thorough
 def test_a_converter_that_trusts_a_folder_finds_no_code(door, strangers, record, run, converter):
     """Issue: `export gguf` ran Python that tokenizer_config.json named."""
     folder = strangers(door)

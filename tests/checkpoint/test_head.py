@@ -136,6 +136,7 @@ def test_losses_of_a_narrow_model_are_computed_in_float32(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "opt", "bert"])
+@pytest.mark.thorough
 def test_no_tensor_has_the_size_of_length_times_vocabulary(name, tmp_path):
     """Neither in evaluation nor in training, in forward or backward passes."""
     vocabulary, length, is_masked = 5000, 400, name == "bert"

@@ -47,12 +47,14 @@ def test_convert_from_the_hub(ctxext, llama_source, tmp_path):
 @pytest.mark.parametrize(
     "words", [["inspect", "maker/tiny"], ["convert", "maker/tiny", "-m", "ntk", "--factor", "2", "--dry-run"]]
 )
+@pytest.mark.thorough
 def test_looking_downloads_no_weights(ctxext, words):
     result = ctxext(*words)
     assert result.returncode == 0, result.stderr
     assert not [line for line in ctxext.server.requests if line.startswith("GET") and "safetensors" in line]
 
 
+@pytest.mark.thorough
 def test_revisions_and_repositories_that_do_not_exist(ctxext, tmp_path):
     wrong_revision = ctxext("convert", "maker/tiny", "out", "-m", "pi", "--factor", "2", "--revision", "nope")
     assert (wrong_revision.returncode, "no revision" in wrong_revision.stderr) == (1, True), wrong_revision.stderr

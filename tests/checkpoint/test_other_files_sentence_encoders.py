@@ -125,6 +125,7 @@ def test_the_newer_way_to_write_a_pooling(tmp_path):
 
 
 @pytest.mark.parametrize("fill", ["tile", "linear"])
+@pytest.mark.thorough
 def test_a_table_with_fewer_trained_rows(fill, tmp_path):
     """The new rows are made of the trained ones, also in the place of those that came untrained."""
     source = make_encoder(tmp_path / "source")

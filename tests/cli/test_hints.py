@@ -1,6 +1,7 @@
 """Hints name only options of the running command, or of another command that they name."""
 
 import ast
+import functools
 import re
 import sys
 from pathlib import Path
@@ -27,26 +28,29 @@ def texts_of(call):
             yield from (text for text in constants if isinstance(text, str))
 
 
-HINTS = {
-    text
-    for path in Path(ctxext.__file__).parent.rglob("*.py")
-    for node in ast.walk(ast.parse(path.read_text()))
-    if isinstance(node, ast.Call) and getattr(node.func, "id", "").endswith(("Error", "BadRecord", "_error"))
-    for text in texts_of(node)
-    if OPTION.search(text)
-}
+@functools.cache
+def hints():
+    """The hints of ctxext that contain options."""
+    return {
+        text
+        for path in Path(ctxext.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "").endswith(("Error", "BadRecord", "_error"))
+        for text in texts_of(node)
+        if OPTION.search(text)
+    }
 
 
 def test_hints_are_found():
-    assert len(HINTS) > 100
-    assert any("--allow-beyond" in hint for hint in HINTS)
+    assert len(hints()) > 100
+    assert any("--allow-beyond" in hint for hint in hints())
 
 
 @pytest.mark.parametrize("command", SUMMARIES)
 def test_a_command_prints_no_option_of_another_command(command):
     """In a sentence that names another command or program, its options are meant."""
     known, changed = options_of(command), 0
-    for hint in HINTS:
+    for hint in hints():
         fitted = fit_hint(hint, command, options_of, SUMMARIES)
         changed += fitted != hint
         for sentence in re.split(r"(?<=[.;]) ", fitted):

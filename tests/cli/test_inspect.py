@@ -74,6 +74,7 @@ def test_methods_lists_them_all(run):
 EXPERIMENTAL = {"bifocal", "rerope", "sinks", "window", "buckets", "distance-aware"}
 
 
+@pytest.mark.thorough
 def test_experimental_methods_are_listed_only_on_request(run, llama, tmp_path):
     assert {method.name for method in METHODS if method.is_experimental} == EXPERIMENTAL
     shown = run("methods").stdout

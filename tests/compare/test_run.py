@@ -101,6 +101,7 @@ def test_all_candidates_share_one_copy_of_the_weights(tiny, tmp_path, monkeypatc
     assert report["comparison"]["taken"] is None
 
 
+@pytest.mark.thorough
 def test_a_comparison_resumes(tiny, tmp_path, monkeypatch):
     tiny = functools.partial(tiny, samples=2)
     whole = tiny(out=tmp_path / "out")
@@ -114,6 +115,7 @@ def test_a_comparison_resumes(tiny, tmp_path, monkeypatch):
     assert tiny(out=tmp_path / "out", resume=True)["comparison"]["verdict"] == again["comparison"]["verdict"]
 
 
+@pytest.mark.thorough
 def test_at_the_time_limit_all_have_the_same_questions_and_the_rest_is_reported(tiny, monkeypatch):
     """The clock goes on by a second whenever it is asked, so that the minute ends in the second round."""
     rounds = []
@@ -166,6 +168,7 @@ def test_candidates_that_do_not_fit_are_refused_before_running(tiny, slow, monke
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.thorough
 def test_what_fits_is_estimated_first(tiny, slow, monkeypatch):
     told, (now, pace) = [], slow
     monkeypatch.setattr(Run, "_measure", lambda *given: None)
@@ -192,6 +195,7 @@ def test_a_text_is_read_once_for_depths_that_share_a_cache(can_share, seconds):
     assert told == f"The comparison takes about {seconds} s."
 
 
+@pytest.mark.thorough
 def test_a_comparison_that_measured_nothing_ends_with_1(run, checkpoint, tmp_path, monkeypatch):
     words = ["--target-length", "1k", "--methods", "yarn", "--task", "passkey", "--lengths", "320", "--samples", "1"]
     assert run("compare", checkpoint, *words, "--out", tmp_path / "out").exit_code == 0
@@ -277,6 +281,7 @@ def test_unmodified_mpt_is_not_measured_beyond_its_biases(tmp_path):
         evaluate(str(source), Settings(tasks=("perplexity",), lengths=(256,), allow_beyond=True))
 
 
+@pytest.mark.thorough
 def test_the_command_shows_what_the_report_holds(run, checkpoint, tmp_path):
     words = ["--target-length", "1k", "--methods", "yarn,table", "--task", "passkey,short", "--lengths", "320,640"]
     words += ["--samples", "1", "--depths", "1", "--out", tmp_path / "out"]

@@ -143,6 +143,7 @@ def test_a_clone_is_the_first_choice(link, ioctl, llama, tmp_path):
 
 
 @pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL])
+@pytest.mark.thorough
 def test_files_are_copied_if_they_cannot_be_cloned_unless_clones_are_required(number, ioctl, llama, tmp_path):
     ioctl.append(number)
     assert convert(str(llama), tmp_path / "out", YARN).written.how == "copied"
@@ -286,6 +287,7 @@ def test_sharded_checkpoint(tmp_path):
     assert torch.equal(logits(tmp_path / "out", IDS), logits(source, IDS))
 
 
+@pytest.mark.thorough
 def test_without_the_check_converting_imports_no_torch(llama, tmp_path):
     script = (
         "import sys\nfrom ctxext.api import Recipe, convert\nfrom ctxext.methods import Yarn\n"
@@ -330,6 +332,7 @@ def test_a_hub_id_that_cannot_be_reached(tmp_path):
     assert caught.value.hint
 
 
+@pytest.mark.thorough
 def test_time_is_not_in_the_result(llama, tmp_path):
     convert(str(llama), tmp_path / "first", YARN)
     time.sleep(1.1)

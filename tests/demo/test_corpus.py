@@ -131,6 +131,7 @@ def test_examples_have_the_requested_lengths_and_some_answers(tokenizer):
 
 
 @pytest.mark.parametrize("length", [256, 2048])
+@pytest.mark.thorough
 def test_every_answer_occurs_once_and_some_are_distant(tokenizer, length):
     encoder = Encoder(tokenizer, chat_template=False)
     furthest = 0

@@ -135,6 +135,7 @@ def test_bad_input_is_one_clear_line(run, checkpoint, tmp_path, monkeypatch, cas
     ],
     ids=["inside", "at the end", "beyond"],
 )
+@pytest.mark.thorough
 def test_the_next_command_continues_this_evaluation(words, step, run, checkpoint, tmp_path):
     words = ["--task", "passkey", "--samples", "1", "--depths", "1", *words, "--out", tmp_path / "out"]
     result = run("eval", checkpoint, *words)

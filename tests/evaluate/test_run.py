@@ -49,6 +49,7 @@ evaluate([sys.argv[1]], Settings(**eval(sys.argv[3])), out=Path(sys.argv[2]))
 """
 
 
+@pytest.mark.thorough
 def test_killed_and_resumed_is_as_uninterrupted(checkpoint, pictures, tmp_path):
     whole = evaluate([str(checkpoint)], Settings(**SETTINGS), out=tmp_path / "whole")
     words = [sys.executable, "-c", SCRIPT, checkpoint, tmp_path / "killed", repr(SETTINGS)]

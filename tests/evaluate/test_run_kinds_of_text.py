@@ -37,6 +37,7 @@ def test_places_are_named_as_their_files(tmp_path):
         Settings(data="x/a.txt,y/a.jsonl")
 
 
+@pytest.mark.thorough
 def test_each_kind_is_what_it_is_alone(checkpoint, places, tmp_path):
     asked = {"tasks": ("perplexity", "short"), "lengths": (128,), "samples": 3, "original_length": 64}
     report = evaluate(checkpoint, Settings(data=",".join(places), **asked), loading=FP32, out=tmp_path / "out")
@@ -55,6 +56,7 @@ def test_each_kind_is_what_it_is_alone(checkpoint, places, tmp_path):
     assert "prose" in (tmp_path / "out" / "report.html").read_text()
 
 
+@pytest.mark.thorough
 def test_a_stopped_run_resumes(checkpoint, places, tmp_path):
     settings = Settings(("perplexity",), (128,), samples=2, data=",".join(places))
     whole = evaluate(checkpoint, settings, loading=FP32, out=tmp_path / "out")
@@ -66,6 +68,7 @@ def test_a_stopped_run_resumes(checkpoint, places, tmp_path):
 
 
 @pytest.mark.parametrize("minutes", [None, 5.0])
+@pytest.mark.thorough
 def test_compared_by_kind(checkpoint, places, minutes, tmp_path):
     asked = {"tasks": ("perplexity",), "lengths": (640,), "samples": 2}
     report = compare(

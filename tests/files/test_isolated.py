@@ -24,6 +24,7 @@ def test_ctxext_cannot_be_imported_and_the_rest_can(each_kind, tmp_path):
     assert last_line_of_errors(result) == "ImportError: ctxext must not be needed here"
 
 
+@pytest.mark.thorough
 def test_what_a_process_ends_with(each_kind, tmp_path):
     script = tmp_path / "script.py"
     for line, code, last in (
@@ -38,6 +39,7 @@ def test_what_a_process_ends_with(each_kind, tmp_path):
     assert result.stdout == "[] True\n"
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_with_code_in_real_processes(llama_source, tmp_path, real_processes):
     """Other tests fork a process that has loaded what these load themselves."""
     assert isolated.subprocess.__name__ == "subprocess"

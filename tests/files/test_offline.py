@@ -31,6 +31,7 @@ def online(monkeypatch):
 
 
 @pytest.mark.parametrize(("variable", "is_offline"), [("0", False), ("1", True)])
+@pytest.mark.thorough
 def test_a_package_that_copies_the_offline_flag_is_as_offline_as_the_process(variable, is_offline, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", variable)
     monkeypatch.delenv("HF_DATASETS_OFFLINE", raising=False)

@@ -92,6 +92,7 @@ def test_two_writers_of_one_output(llama, tmp_path):
     assert names(tmp_path) == ["llama", "other", "out"]
 
 
+@pytest.mark.thorough
 def test_many_converts_at_once_leave_one_result(llama, tmp_path):
     command = [sys.executable, "-m", "ctxext", "convert", str(llama), "out", "-m", "yarn", "--factor", "4", "-q"]
     racing = [subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) for _ in range(4)]
@@ -142,6 +143,7 @@ def test_a_folder_that_is_discarded_when_a_signal_comes_is_there_whole_or_not_at
     assert names(tmp_path) == []
 
 
+@pytest.mark.thorough
 def test_a_result_that_takes_its_name_when_a_signal_comes_is_the_old_or_the_new_one(tmp_path):
     out = tmp_path / "out"
 
@@ -213,6 +215,7 @@ def test_the_folder_one_is_in(llama, tmp_path, monkeypatch):
             convert(str(llama), out, YARN, overwrite=True)
 
 
+@pytest.mark.thorough
 def test_a_limit_on_the_size_of_files(llama, tmp_path, our_processes):
     script = "import resource, sys\nfrom ctxext.cli.app import main\nsys.argv[0] = 'ctxext'\n"
     script += "resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))\nmain()"

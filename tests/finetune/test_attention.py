@@ -50,6 +50,7 @@ def test_it_equals_explicit_masks(config):
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.thorough
 def test_no_tensor_grows_with_the_square(config):
     length = 2048
     ids, positions = packed([1500, 500, 48])
@@ -86,6 +87,7 @@ def test_models_with_custom_attention_are_unchanged():
 
 
 @pytest.mark.parametrize("is_changed", [True, False])
+@pytest.mark.thorough
 def test_a_square_mask_is_reported(base, tmp_path, monkeypatch, is_changed):
     if not is_changed:
         monkeypatch.setattr(import_module("ctxext.finetune.models"), "attend_by_document", lambda model: False)

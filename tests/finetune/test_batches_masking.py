@@ -94,6 +94,7 @@ def test_a_tokenizer_without_a_mask_is_refused(tokenizer):
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.thorough
 def test_the_loss_is_measured_on_other_data_and_the_best_save_stays(tmp_path):
     base, lines = make_base(tmp_path, "bert"), []
     held_out = Tokens([[number % 35 + 5 for number in range(48)]])
@@ -117,6 +118,7 @@ def rotary_base(folder, model_type):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("model_type", tried("modernbert"))
+@pytest.mark.thorough
 def test_a_rotary_encoder_is_trained_beyond_its_original_length_and_merged(model_type, tmp_path):
     base = rotary_base(tmp_path, model_type)
     done = tune(base, tmp_path / "out", change(length=128, pack="run-on"))
@@ -132,6 +134,7 @@ def test_a_rotary_encoder_is_trained_beyond_its_original_length_and_merged(model
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("model_type", tried("nomic_bert", among=("gte", "nomic_bert")))
+@pytest.mark.thorough
 def test_what_files_join_is_trained_whole_and_in_part(model_type, tmp_path):
     """In a stored tensor of queries, keys and values, the adapter changes only its own third."""
     base, options = rotary_base(tmp_path, model_type), change(length=128, pack="run-on")

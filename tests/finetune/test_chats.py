@@ -120,6 +120,7 @@ REFUSED = ("cohere", "cohere2", "gemma", "gemma3", "llava_next")
 """Templates that do not support tools and raise an error."""
 
 
+@pytest.mark.thorough
 def test_every_template_trains_every_conversation():
     for name in TEMPLATES:
         for chat, record in CHATS.items():
@@ -142,6 +143,7 @@ def test_every_template_trains_every_conversation():
             assert num_answers == len(answers) == (1 if chat == "one" else 2) - left_out, where
 
 
+@pytest.mark.thorough
 def test_marked_answers_equal_those_of_transformers():
     compared = 0
     for name, template in TEMPLATES.items():

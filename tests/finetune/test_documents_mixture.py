@@ -90,6 +90,7 @@ def test_a_short_run_sees_many_documents(tmp_path, tokenizer, pack):
     assert Counter(seen) == Counter(names_of(rows))
 
 
+@pytest.mark.thorough
 def test_documents_are_sampled_by_their_length(tmp_path, tokenizer):
     """A tenth of the documents has ten times the tokens, so about half of the sequences."""
     lengths = [(number, 1600 if number % 10 == 0 else 160) for number in range(600)]
@@ -150,6 +151,7 @@ def test_a_stream_is_sampled_too(tmp_path, tokenizer, monkeypatch):
     assert len(set(names_of(rows))) >= 90
 
 
+@pytest.mark.thorough
 def test_what_the_run_does_not_need_is_not_copied(tmp_path, tokenizer, monkeypatch):
     path = books(tmp_path / "books.jsonl", [(number, 64) for number in range(600)])
     copied = []

@@ -38,6 +38,7 @@ def data(tmp_path):
     return write_jsonl(tmp_path / "numbers.jsonl")
 
 
+@pytest.mark.thorough
 def test_one_json_object_and_the_rest_on_stderr(base, data, tmp_path):
     result = run("finetune", base, tmp_path / "out", "--data", data, *OPTIONS, "--json", "--eval", "short")
     content = json.loads(result.stdout)
@@ -60,6 +61,7 @@ def test_quiet_leaves_only_the_result(base, data, tmp_path):
     assert "parameters trained" in result.stdout
 
 
+@pytest.mark.thorough
 def test_an_adapter_can_be_merged_separately(base, data, tmp_path):
     result = run("finetune", base, tmp_path / "lora", "--data", data, *OPTIONS, "--no-merge")
     assert f"ctxext merge {base} {tmp_path / 'lora'}/adapter MERGED" in result.stderr
@@ -74,6 +76,7 @@ def test_demo_documents_are_made_for_any_tokenizer(base, tmp_path):
     assert f"Not measured yet: ctxext eval {base} {tmp_path / 'out'}" in result.stderr
 
 
+@pytest.mark.thorough
 def test_an_evaluation_that_fails_leaves_the_training(base, data, tmp_path, monkeypatch):
     """One process evaluates; the other training processes have ended by then."""
     counts, train = [], finetune_run.finetune
@@ -121,6 +124,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(base, data, tmp_path, words, m
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
+@pytest.mark.thorough
 def test_interrupted_and_resumed(base, data, tmp_path):
     """Ctrl-C saves the last whole step and prints the command to resume, for any number of steps between saves."""
     words = ["finetune", base, tmp_path / "out", "--data", data, *OPTIONS, "--steps", "400", "--save-every", "1000"]
@@ -156,6 +160,7 @@ def test_a_launcher_s_words_are_not_the_command_s(base, data, tmp_path, monkeypa
     assert f"Stopped. {says}: " in run("finetune", base, tmp_path / "out", "--data", data).stderr
 
 
+@pytest.mark.thorough
 def test_a_dry_run_trains_nothing(base, data, tmp_path):
     before = sorted(path.name for path in tmp_path.iterdir())
     result = run("finetune", base, tmp_path / "out", "--data", data, *OPTIONS, "--dry-run")
@@ -169,6 +174,7 @@ def test_a_dry_run_trains_nothing(base, data, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
+@pytest.mark.thorough
 def test_epochs_see_all_of_the_data(base, data, tmp_path):
     """6 documents of two sequences each: two epochs of batches of four are 6 steps."""
     write_jsonl(data, count=6)
@@ -180,6 +186,7 @@ def test_epochs_see_all_of_the_data(base, data, tmp_path):
     assert "each sequence is used 2.0 times" in result.stderr
 
 
+@pytest.mark.thorough
 def test_the_loss_on_other_data_is_measured_at_every_save(base, data, tmp_path):
     """It equals the loss of the finished adapter on the same sequences."""
     other = write_jsonl(tmp_path / "other.jsonl", count=2, seed=9)
@@ -196,6 +203,7 @@ def test_the_loss_on_other_data_is_measured_at_every_save(base, data, tmp_path):
     assert abs(measured[4] - expected) < 1e-4
 
 
+@pytest.mark.thorough
 def test_a_run_is_written_as_a_file_that_runs_again(base, data, tmp_path):
     words = ("--targets", "q_proj,v_proj", "--no-merge", "-q", "--token", "of-no-known-form")
     run("finetune", base, tmp_path / "one", "--data", f"{data}:2", *OPTIONS, *words)

@@ -548,6 +548,7 @@ def test_the_card_of_an_adapter_describes_its_base(tmp_path):
     assert "convert" not in card.render_adapter_card(Checkpoint("me/long", folder, config, revision="def"))
 
 
+@pytest.mark.thorough
 def test_sixteen_curves_are_distinct_and_a_single_step_is_drawn():
     assert len({series_style(number) for number in range(16)}) == 16
     assert as_png(draw_training([(1, 2.0)], [64]))

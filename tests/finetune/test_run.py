@@ -57,6 +57,7 @@ def test_it_learns_and_reports(base, tmp_path):
     assert "was not evaluated" in (out / "README.md").read_text()
 
 
+@pytest.mark.thorough
 def test_a_second_training_reports_itself(base, tmp_path):
     """A trained base contains a report and an evaluation of its own weights, which are not those of the result."""
     tune(base, tmp_path / "first", change(steps=2))
@@ -81,6 +82,7 @@ def test_a_second_training_reports_itself(base, tmp_path):
     assert (tmp_path / "again" / "notes.txt").exists()
 
 
+@pytest.mark.thorough
 def test_accumulation_and_checkpointing_change_nothing(base, tmp_path):
     tune(base, tmp_path / "one", change(batch_size=4, pack="run-on"))
     tune(base, tmp_path / "two", change(batch_size=4, pack="run-on", micro_batch=4, checkpointing=True, piece=9))
@@ -88,6 +90,7 @@ def test_accumulation_and_checkpointing_change_nothing(base, tmp_path):
 
 
 @pytest.mark.parametrize("dropout", [0.0, pytest.param(0.3, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
 def test_killed_and_resumed_equals_a_straight_run(base, tmp_path, dropout, our_processes):
     options = change(dropout=dropout, save_every=2)
     tune(base, tmp_path / "straight", options)
@@ -145,6 +148,7 @@ def test_warm_up_is_rounded_up(share, steps, rising):
     assert TrainingOptions(length=64, steps=steps, warmup=share).warmup_steps == rising
 
 
+@pytest.mark.thorough
 def test_resume_refuses_other_settings_and_another_recipe(base, stopped, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(stopped, training_folder(out))
@@ -162,6 +166,7 @@ def test_resume_refuses_other_settings_and_another_recipe(base, stopped, tmp_pat
     assert tune(base, out, change(save_every=1), resume=True)
 
 
+@pytest.mark.thorough
 def test_more_steps_continue_from_the_last_save(base, tmp_path):
     out, steps, lines = tmp_path / "out", [], []
     with pytest.raises(Stopped):
@@ -228,6 +233,7 @@ def test_what_cannot_be_trained_is_refused(base, tmp_path):
     assert not training_folder(out).exists()
 
 
+@pytest.mark.thorough
 def test_a_source_is_trained_within_its_window(tmp_path):
     """Its card, its files and the loaded model show that the context is not extended."""
     source, lines, out = save_llama(tmp_path / "stock"), [], tmp_path / "out"
@@ -280,6 +286,7 @@ def test_a_loss_that_is_lost_stops_the_run(tmp_path):
     ],
     ids=lambda options: "-".join(str(value) for value in options.values()),
 )
+@pytest.mark.thorough
 def test_every_way_to_train_makes_a_model(base, tmp_path, options):
     done = tune(base, tmp_path / "out", change(steps=2, **options))
     assert all(0 < loss < 10 for _, loss in done.losses)

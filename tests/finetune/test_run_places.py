@@ -48,6 +48,7 @@ def test_a_second_run_is_refused_before_it_trains_and_named(base, tmp_path, monk
 
 
 @pytest.mark.parametrize("given", [{}, {"overwrite": True}, {"overwrite_anything": True}])
+@pytest.mark.thorough
 def test_what_is_put_into_out_meanwhile_stays(given, base, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
@@ -64,6 +65,7 @@ def test_what_is_put_into_out_meanwhile_stays(given, base, tmp_path):
     assert (tmp_path / "out-2" / "model.safetensors").is_file()
 
 
+@pytest.mark.thorough
 def test_only_confirmed_files_may_be_replaced(base, tmp_path):
     out = tmp_path / "out"
     tune(base, out, SHORT, merge=False)

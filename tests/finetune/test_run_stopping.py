@@ -35,6 +35,7 @@ def straight(base, tmp_path_factory):
 
 
 @pytest.mark.parametrize("seed", range(2))
+@pytest.mark.thorough
 def test_sigterm_saves_the_last_whole_step(base, straight, tmp_path, seed):
     expected, seconds = straight
     rng, out = random.Random(seed), tmp_path / "out"
@@ -63,6 +64,7 @@ def test_sigterm_saves_the_last_whole_step(base, straight, tmp_path, seed):
 
 
 @pytest.mark.parametrize(("sequences", "saved"), [(2, []), (5, ["checkpoint-1"]), (12, ["checkpoint-3"])])
+@pytest.mark.thorough
 def test_a_step_of_many_sequences_is_left_between_two(base, straight, tmp_path, monkeypatch, sequences, saved):
     """A grace period may be shorter than a step; the saved random state is the one before the step."""
     expected, _ = straight

@@ -60,6 +60,7 @@ def test_all_weights_of_a_model_with_a_table(model_type, tmp_path):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("model_type", ["gpt2", "roberta"])
+@pytest.mark.thorough
 def test_a_resumed_run_equals_an_uninterrupted_one(model_type, tmp_path):
     base = make_base(tmp_path, model_type)
     tune(base, tmp_path / "straight")
@@ -72,6 +73,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(model_type, tmp_path):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("model_type", ["gpt2", "opt", "bert", "roberta"])
+@pytest.mark.thorough
 def test_skipped_positions_train_rows_that_short_windows_do_not(model_type, tmp_path):
     base = make_base(tmp_path, model_type)
     tune(base, tmp_path / "plain", change(length=LENGTH, short_share=0.0))
@@ -82,6 +84,7 @@ def test_skipped_positions_train_rows_that_short_windows_do_not(model_type, tmp_
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.thorough
 def test_sinusoids_stay_what_they_are(tmp_path):
     base = make_base(tmp_path, "xglm", Range(factor=2))
     tune(base, tmp_path / "out")
@@ -111,6 +114,7 @@ def test_options_that_do_not_fit_such_a_model_are_refused(model_type, options, m
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("model_type", ["gpt2", "roberta"])
+@pytest.mark.thorough
 def test_a_dry_run_reports_time_and_memory(model_type, tmp_path):
     base = make_base(tmp_path, model_type)
     plan = plan_training(str(base), lambda *_: iter(texts()), OPTIONS)
@@ -119,6 +123,7 @@ def test_a_dry_run_reports_time_and_memory(model_type, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["bloom", "mpt"])
+@pytest.mark.thorough
 def test_it_is_trained_merged_and_verified(name, tmp_path):
     base = make_base(tmp_path, name, NtkAlibi(factor=2))
     tune(base, tmp_path / "out", change(steps=3))

@@ -31,6 +31,7 @@ def losses_of(out) -> torch.Tensor:
     return -scores.gather(-1, rows[:, 1:, None])[..., 0]
 
 
+@pytest.mark.thorough
 def test_the_loss_by_position_is_the_models(base, tmp_path):
     tune(base, tmp_path / "out", change(steps=4, save_every=1), eval_data=HELD_OUT)
     measured = evaluated(tmp_path / "out")
@@ -43,6 +44,7 @@ def test_the_loss_by_position_is_the_models(base, tmp_path):
     assert max(by_position) - min(by_position) > 0.01, "so that the parts can be told apart"
 
 
+@pytest.mark.thorough
 def test_needles_are_measured_as_in_an_evaluation(tmp_path):
     folder = open_checkpoint("demo").folder
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -92,6 +94,7 @@ def test_the_best_save_is_merged(base, tmp_path, report_losses):
         tune(base, tmp_path / "other", options)
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_may_have_other_batches(base, tmp_path):
     steady = {"schedule": "constant", "warmup": 0.0, "save_every": 1}
     tune(base, tmp_path / "whole", change(**steady))

@@ -194,6 +194,7 @@ def results(tmp_path_factory) -> dict[str, Path]:
 
 @fuzz
 @given(st.data(), st.sampled_from(["yarn", "mspoe"]), st.sampled_from(["ctxext.json", "config.json"]))
+@pytest.mark.thorough
 def test_results(results, data, name, file):
     with a_folder() as place:
         shutil.copytree(results[name], place / "in")

@@ -169,6 +169,7 @@ def test_a_malformed_file_is_one_clear_line(seed, tmp_path):
     assert grown < BYTES
 
 
+@pytest.mark.thorough
 def test_most_files_are_refused(tmp_path):
     """The files are malformed, and not only changed."""
     refused = 0

@@ -39,6 +39,7 @@ def refusal(result):
     return f"{result.exception.message} {result.exception.hint}"
 
 
+@pytest.mark.thorough
 def test_the_same_questions_and_cells_as_the_checkpoint(demo, tmp_path, monkeypatch):
     asked, greedy = [], LoadedModel._decode
     monkeypatch.setattr(

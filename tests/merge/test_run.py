@@ -53,6 +53,7 @@ def test_merged_equals_the_adapter_on_its_base(tmp_path, tied):
 
 
 @pytest.mark.parametrize("name", ["gemma3", "llama4", "qwen3_5"])
+@pytest.mark.thorough
 def test_a_text_model_within_a_multimodal_model_is_merged_in_place(tmp_path, monkeypatch, name):
     """Its files, the multimodal class and the trained class have different tensor names."""
     monkeypatch.setitem(multimodal_models.CONFIGS, "gemma3", GEMMA3)
@@ -71,6 +72,7 @@ def test_a_text_model_within_a_multimodal_model_is_merged_in_place(tmp_path, mon
     assert headers[0] == headers[1]
 
 
+@pytest.mark.thorough
 def test_a_base_in_four_bits_is_merged_into_its_original_weights(tmp_path):
     pytest.importorskip("bitsandbytes")
     base = make_base(tmp_path, hidden_size=64, intermediate_size=64)  # It packs blocks of 64.
@@ -83,6 +85,7 @@ def test_a_base_in_four_bits_is_merged_into_its_original_weights(tmp_path):
     assert "base in 4bit while training" in (out / "ctxext.json").read_text()
 
 
+@pytest.mark.thorough
 def test_mspoe_base_keeps_its_code(tmp_path):
     """Byte for byte: `portable/test_modeling_family.py` loads it without ctxext."""
     base, out = make_base(tmp_path, Yarn(factor=4), MSPOE), tmp_path / "tuned"
@@ -103,6 +106,7 @@ def test_mspoe_base_keeps_its_code(tmp_path):
     assert new == old
 
 
+@pytest.mark.thorough
 def test_full_training_ends_in_the_same_layout(tmp_path):
     base, out = make_base(tmp_path, tie_word_embeddings=True), tmp_path / "out"
     tune(base, out, change(full=True, learning_rate=1e-3))
@@ -119,6 +123,7 @@ def tuned(base, tmp_path_factory):
     return out
 
 
+@pytest.mark.thorough
 def test_a_separate_merge_gives_the_same_weights(base, tuned, tmp_path):
     done = merge(str(base), tuned / "adapter", tmp_path / "again")
     assert (tmp_path / "again" / "model.safetensors").read_bytes() == (tuned / "model.safetensors").read_bytes()
@@ -127,6 +132,7 @@ def test_a_separate_merge_gives_the_same_weights(base, tuned, tmp_path):
     assert config["rope_scaling"]["factor"] == config["rope_parameters"]["factor"] == 4.0
 
 
+@pytest.mark.thorough
 def test_shards_stay_shards_and_hold_no_more_than_one_tensor(base, tuned, tmp_path):
     from transformers import AutoModelForCausalLM
 

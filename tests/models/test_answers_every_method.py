@@ -74,6 +74,7 @@ def score(loaded, questions, how):
 
 @pytest.mark.parametrize("name", RECIPES)
 @torch.inference_mode()
+@pytest.mark.thorough
 def test_scored_is_written(name, checkpoint, tmp_path, tokenizer):
     loaded = converted(name, checkpoint, tmp_path, tokenizer)
     loaded.model.generation_config.eos_token_id = None
@@ -87,6 +88,7 @@ def test_scored_is_written(name, checkpoint, tmp_path, tokenizer):
 
 @pytest.mark.parametrize("name", ["mspoe linear prompt", "mspoe by-parts prompt", "yarn+mspoe prompt"])
 @torch.inference_mode()
+@pytest.mark.thorough
 def test_it_would_show_if_the_answer_chose_the_heads(monkeypatch, name, checkpoint, tmp_path, tokenizer):
     """The fault of version 0.1.0, planted: prompt and answer in one forward."""
     loaded = converted(name, checkpoint, tmp_path, tokenizer)

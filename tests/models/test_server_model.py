@@ -71,6 +71,7 @@ def test_the_same_score_as_in_transformers(demo, scored, options, tmp_path):
     assert "None" not in card.body
 
 
+@pytest.mark.thorough
 def test_requests_run_at_once(demo):
     served = Served(*demo)
     with running(served) as url:
@@ -82,6 +83,7 @@ def test_requests_run_at_once(demo):
     assert served.most_at_once == 2
 
 
+@pytest.mark.thorough
 def test_resumed(demo, tmp_path, monkeypatch):
     served, seen = Served(*demo), []
 
@@ -103,6 +105,7 @@ def test_resumed(demo, tmp_path, monkeypatch):
         evaluate(["demo"], ASKED, loading=served_by(url), out=out, resume=True)
 
 
+@pytest.mark.thorough
 def test_a_busy_server(demo, scored):
     served, busy = Served(*demo), [429, 503]
     served.override = lambda path: (

@@ -54,6 +54,7 @@ def cells(report):
     ]
 
 
+@pytest.mark.thorough
 def test_the_same_cells_as_transformers(tmp_path):
     asked = Settings(
         tasks=("needle", "kv", "documents"),
@@ -78,6 +79,7 @@ def test_the_same_cells_as_transformers(tmp_path):
     assert llm.ended
 
 
+@pytest.mark.thorough
 def test_the_implementation_that_a_family_needs_is_started(monkeypatch):
     """As `inspect` says: vLLM's own model of some families reads a schedule wrongly."""
     row = serving.serving_by_vllm(open_checkpoint("demo"))
@@ -88,6 +90,7 @@ def test_the_implementation_that_a_family_needs_is_started(monkeypatch):
         assert stub_vllm.made[-1].options["limit_mm_per_prompt"] == {"image": 0, "video": 0, "audio": 0}
 
 
+@pytest.mark.thorough
 def test_engine_and_version_are_named(tmp_path):
     report = evaluate(["demo"], Settings(**SMALL), loading=ENGINE, out=tmp_path / "out")
     header = json.loads((tmp_path / "out" / "cells.jsonl").read_text().splitlines()[0])["header"]
@@ -136,6 +139,7 @@ def test_a_checkpoint_that_it_does_not_serve_is_refused(tmp_path, step, message)
 
 
 @pytest.mark.parametrize("lengths", [(256, 1024), (1024, 256), (256, 1025, 300)])
+@pytest.mark.thorough
 def test_the_longest_length_decides_what_it_has_positions_for(lengths):
     """For YaRN the table ends with its context length; a plain model gets as many as the longest length asks for."""
     demo = open_checkpoint("demo")
@@ -167,6 +171,7 @@ def test_the_engine_receives_these_arguments():
     assert scores == pytest.approx([float(wanted[0, 6]), float(wanted[1, 7])], abs=1e-5)
 
 
+@pytest.mark.thorough
 def test_the_report_has_the_warnings_of_the_engine(tmp_path):
     factors = tuple([1.0] * 4 + [4.0] * 12)
     convert("demo", tmp_path / "out", Recipe([LongRope(factor=4, short_factor=(1.0,) * 16, long_factor=factors)]))
@@ -188,6 +193,7 @@ def test_a_remark_on_a_checkpoint_that_is_served_exactly_need_not_be_minded():
 
 
 @pytest.mark.parametrize(("number", "message"), [(None, "not finite"), (float("nan"), "NaN")])
+@pytest.mark.thorough
 def test_numbers_that_are_not_finite_are_refused(monkeypatch, number, message):
     monkeypatch.setattr(stub_vllm, "logprob", lambda _: number)
     with pytest.raises(CtxextError, match=message):
@@ -255,6 +261,7 @@ def is_running(worker):
     return place.exists() and bool(place.read_bytes())
 
 
+@pytest.mark.thorough
 def test_the_process_and_its_workers_end(tmp_path, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(engine, "vllm_version", lambda: "1")

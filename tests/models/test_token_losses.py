@@ -105,6 +105,7 @@ def test_key_tokens_are_predicted_from_afar_alone(monkeypatch):
     assert parts == [[*range(begin, begin + 10)] for begin in (0, 2, 4, 6)]
 
 
+@pytest.mark.thorough
 def test_longppl_is_the_mean_loss_of_key_tokens(checkpoint, monkeypatch, tmp_path):
     monkeypatch.setattr(scoring, "GAIN", -math.inf)
     monkeypatch.setattr(scoring, "LOSS", math.inf)

@@ -43,6 +43,7 @@ def folder(source, tmp_path_factory):
     return put_numbers(out)
 
 
+@pytest.mark.thorough
 def test_the_numbers_are_zeros_among_the_weights_and_all_else_is_the_sources(source, tmp_path):
     convert(str(source), tmp_path / "out", Recipe([Yarn(factor=4), DistanceAware()]), check=False)
     old, new = (load_file(place / "model.safetensors") for place in (source, tmp_path / "out"))
@@ -92,12 +93,14 @@ def test_slopes_show_whether_training_had_an_effect(folder, row, changes):
     assert torch.equal(model(ids).logits, stock) != changes
 
 
+@pytest.mark.thorough
 def test_weights_under_another_name_are_not_passed_over(source, tmp_path, monkeypatch):
     monkeypatch.setattr("ctxext.recipes.methods.distance_aware._WEIGHT", "distanec.weight")
     with pytest.raises(CtxextError, match="does not load in a clean process"):
         convert(str(source), tmp_path / "out", Recipe([DistanceAware()]))
 
 
+@pytest.mark.thorough
 def test_a_fine_tune_trains_them_and_the_merge_keeps_them(tmp_path):
     base = make_base(tmp_path, Yarn(factor=4), DistanceAware())
     import dataclasses

@@ -28,6 +28,7 @@ RECIPES = {
 LENGTH = 300  # Past the trained length of 256.
 
 
+@pytest.mark.thorough
 def test_two_processes_give_the_logits_of_one(tmp_path):
     source = llama(tmp_path / "source", num_attention_heads=8, num_key_value_heads=4)
     folders = [tmp_path / name.replace(" ", "_") for name in RECIPES]

@@ -67,6 +67,7 @@ def test_auto_model(folders):
 
 
 @pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.thorough
 def test_merge_lora_and_save(folders, order, tmp_path):
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)

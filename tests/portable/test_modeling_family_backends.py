@@ -32,6 +32,7 @@ def test_backend(folders, order, implementation):
 @torch.no_grad()
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.thorough
 def test_compiled_without_a_graph_break(folders, order, backend):
     """A prompt and a step after it, in one graph each, against the model as it is; `eager` generates no code."""
     model, ids, step = load(folders[order]), tokens(24), tokens(1, seed=1)

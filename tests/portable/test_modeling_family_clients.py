@@ -83,6 +83,7 @@ def test_right_padding_without_a_mask_moves_nothing(models, name):
     torch.testing.assert_close(together[:1], model(long).logits, rtol=0, atol=1e-8)
 
 
+@pytest.mark.thorough
 def test_continuous_batching(models):
     rows = [tokens(length)[0].tolist() for length in (40, 90, LENGTH)]
     model = models("calibrated")

@@ -115,6 +115,7 @@ def test_whatever_padding_sees(models, name, padding):  # noqa: F811
 
 
 @pytest.mark.parametrize("family", ["gpt_neox", "qwen3"])  # Layers with a window take a 4D mask as it is.
+@pytest.mark.thorough
 def test_other_families(models, family):  # noqa: F811
     check(models(family, "self-extend"), "self-extend", CELLS[::5])
 

@@ -354,6 +354,7 @@ def test_cells_within_the_original_length_equal_the_unmodified_model(models, nam
 
 
 @pytest.mark.parametrize("name", SLOPES)
+@pytest.mark.thorough
 def test_every_cell_with_slopes(models, name):
     check(models, "bloom", name, [cell for cell in CELLS if cell.positions == "not given"])
 

@@ -80,6 +80,7 @@ def test_cached_is_uncached_with_the_same_order(model, source, tmp_path, kind, p
 
 
 @pytest.mark.parametrize("cache", [None, "static"])
+@pytest.mark.thorough
 def test_second_generation_equals_a_fresh_model(folder, cache):
     model, options = load(folder), {"cache_implementation": cache} if cache else {}
     greedy(model, tokens(40, seed=1), **options)

@@ -57,6 +57,7 @@ def test_ratios(released, golden):
 
 
 @pytest.mark.parametrize("key_heads", [8, 4])
+@pytest.mark.thorough
 def test_the_paper_s_order_is_that_of_the_reference(tmp_path, key_heads):
     """Converting compares logits with a method's reference, which shares no code with what travels."""
     source = llama(tmp_path / "source", num_attention_heads=8, num_key_value_heads=key_heads)

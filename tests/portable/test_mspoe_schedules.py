@@ -94,6 +94,7 @@ def test_ntk_is_a_raised_base(source, tmp_path):
         (32.0, 0.01, 640, 100.0),  # A base so small that the ramp would end past the head; transformers clamps it too.
     ],
 )
+@pytest.mark.thorough
 def test_by_parts_is_yarn_without_temperature(source, tmp_path, fast, slow, length, theta):
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": length}
     yarn |= {"beta_fast": fast, "beta_slow": slow, "attention_factor": 1.0}

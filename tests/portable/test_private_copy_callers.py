@@ -134,6 +134,7 @@ def test_recorded_by_torch_jit(family, name, models):  # noqa: F811
     ("family", "name"),
     [case if case[0] in ALIBI else pytest.param(*case, marks=half_of(at)) for at, case in enumerate(CASES)],
 )
+@pytest.mark.thorough
 def test_exported_at_any_length(family, name, models):  # noqa: F811
     model = models(family, name)
     ids = text_for(model, 80)
@@ -148,6 +149,7 @@ def test_exported_at_any_length(family, name, models):  # noqa: F811
         assert off(exported.module()(ids), logits(model, ids)) < TOLERANCE
 
 
+@pytest.mark.thorough
 def test_a_recorded_graph_has_no_levels_beyond_its_target(models):  # noqa: F811
     compiled = torch.compile(models("llama", "self-extend"), backend="eager", dynamic=True)
     positions = torch.arange(40)[None] + 900

@@ -383,6 +383,7 @@ def test_gradients(name):
         torch.testing.assert_close(gradient.double(), true, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.thorough
 def test_softcap_sinks_window_and_dropout():
     """What families add to their attention is added to rows beyond the window too."""
     method, total = made("self-extend"), 200
@@ -448,6 +449,7 @@ def test_levels_are_known_before_the_call(name):
         *(pytest.param(300, name, marks=pytest.mark.slow) for name in ("bifocal", "sinks", "adaptive")),
     ],
 )
+@pytest.mark.thorough
 def test_compiled_in_one_graph(name, length):
     method, total = made(name), 300
     padding = [40, 0]

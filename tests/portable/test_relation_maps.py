@@ -58,6 +58,7 @@ class Borders(Map):
         )
 
 
+@pytest.mark.thorough
 def test_borders_that_move_in_any_way():
     for seed in range(40):
         rng = random.Random(seed)

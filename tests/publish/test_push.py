@@ -78,6 +78,7 @@ def test_weights_that_were_just_compared_are_not_read_again(converted, monkeypat
     assert read_json(folder / "ctxext.json")["weights"] == before
 
 
+@pytest.mark.thorough
 def test_a_broken_connection_then_the_same_command(commands, server, extended):
     line = ["push", extended, "me/tiny", "--token", TOKEN]
     server.cut, server.cut_times = "/commit/", 1000
@@ -132,6 +133,7 @@ def test_refusals_are_one_line_without_tokens(commands, server, extended):
     assert held(server) == before
 
 
+@pytest.mark.thorough
 def test_a_network_that_is_switched_off(commands, converted):
     [[code, _, err]] = commands(["push", converted("yarn"), "me/tiny", "--token", TOKEN], HF_HUB_OFFLINE="1")
     assert code == 1
@@ -139,6 +141,7 @@ def test_a_network_that_is_switched_off(commands, converted):
     assert err.count("error:") == 1
 
 
+@pytest.mark.thorough
 def test_branches_private_repositories_and_pull_requests(commands, server, extended):
     hidden = ["push", extended, "me/hidden", "--token", TOKEN, "--private"]
     branch = ["push", extended, "me/tiny", "--token", TOKEN, "--revision", "long"]
@@ -220,6 +223,7 @@ def test_the_card_of_a_trained_checkpoint_describes_the_training(extended):
     assert "config-only" not in card
 
 
+@pytest.mark.thorough
 def test_an_adapter_alone_names_its_base_and_no_folder_of_this_machine(commands, server, converted, tmp_path):
     folder = converted("yarn")
     (write_adapter(folder / "adapter", str(tmp_path / "b")) / "training_args.bin").write_bytes(b"of this machine")

@@ -51,6 +51,7 @@ def test_a_family(name, sources, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["t5", "longt5", "umt5"])
+@pytest.mark.thorough
 def test_verify_builds_the_family_and_compares(name, sources, tmp_path):
     convert(str(sources[name]), tmp_path / "out", Recipe([WiderBuckets(factor=FACTOR)]))
     finding = check_buckets(Conversion(open_checkpoint(str(tmp_path / "out"))))
@@ -75,6 +76,7 @@ def test_it_is_replaced_and_not_stacked(sources, tmp_path):
     assert read_json(tmp_path / "twice" / "config.json")["relative_attention_max_distance"] == 8 * 16
 
 
+@pytest.mark.thorough
 def test_an_encoder_alone(tmp_path):
     source = save(
         "t5", tmp_path / "source", name="T5EncoderModel", more={"is_encoder_decoder": False, "use_cache": False}

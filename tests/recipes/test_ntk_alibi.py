@@ -76,6 +76,7 @@ def test_the_logits_are_the_papers(name, method, rows, sources, tmp_path):
     assert read_json(tmp_path / "out/config.json")[LENGTH_KEYS[name.removesuffix("-rw")]] == FACTOR * LENGTH
 
 
+@pytest.mark.thorough
 def test_other_slopes_are_refused(sources, tmp_path, monkeypatch):
     monkeypatch.setattr(NtkAlibi, "exponents", lambda self, heads: [0.9] * heads)
     with pytest.raises(CtxextError, match="differ"):
@@ -198,6 +199,7 @@ def test_verify_and_inspect(name, sources, row_wise):
     assert ("does not support longer inputs" in plain.model.encoding.describe()) == (name == "mpt")
 
 
+@pytest.mark.thorough
 def test_verify_loads_it_in_a_clean_process(row_wise, tmp_path):
     findings = {one.check: one for one in verify(str(row_wise["mpt", NtkAlibi]))}
     assert findings["logits"].status == findings["loading"].status == "passed", findings

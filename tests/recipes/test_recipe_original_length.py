@@ -61,6 +61,7 @@ def test_the_shipped_recipes_give_what_they_cite():
     assert made.config["max_position_embeddings"] == cited["max_position_embeddings"]
 
 
+@pytest.mark.thorough
 def test_factor_and_length_may_be_separate(llama, tmp_path):
     with pytest.raises(CtxextError, match="--factor cannot be combined with --target-length") as caught:
         build_recipe(["llama3"], None, {"factor": 8.0, "target_length": "2k"})

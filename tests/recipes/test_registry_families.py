@@ -185,6 +185,7 @@ def joined(kept, swept_now):
 
 
 @pytest.mark.parametrize("model_type", [name for name in QUICK if name in FAMILIES])
+@pytest.mark.thorough
 def test_family(model_type, tmp_path):
     check(swept(model_type, tmp_path), kept().get(model_type, {}))
 

@@ -132,6 +132,7 @@ def test_full_layers_with_several_bases_are_refused(granite, method, model_type)
 
 
 @pytest.mark.parametrize("method", ["self-extend", "mspoe"])
+@pytest.mark.thorough
 def test_code_beside_sliding_layers_of_another_base(granite, method, tmp_path):
     """The top-level base belongs to no layer."""
     source = source_of(granite, layer_rope_theta=[5e5, 1e4, 1e4, 5e5])
@@ -139,6 +140,7 @@ def test_code_beside_sliding_layers_of_another_base(granite, method, tmp_path):
     convert(str(source), tmp_path / "out", Recipe([method_named(method)(**numbers)]))
 
 
+@pytest.mark.thorough
 def test_verified_beside_sliding_layers_of_another_base(granite, tmp_path):
     source = source_of(granite, layer_rope_theta=[5e5, 1e4, 1e4, 5e5])
     convert(str(source), tmp_path / "out", Recipe([Yarn(factor=4)]))

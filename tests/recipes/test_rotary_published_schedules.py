@@ -101,6 +101,7 @@ def test_hunyuan_is_converted_from_its_true_base(model_type, method, tmp_path):
 
 
 @pytest.mark.parametrize("model_type", HUNYUAN)
+@pytest.mark.thorough
 def test_heads_are_scaled_on_the_true_base(model_type, tmp_path):
     source = hunyuan(model_type, tmp_path / "source")
     step = MsPoE(ratio_min=1, ratio_max=1, head_order="fixed", first_layer=0)

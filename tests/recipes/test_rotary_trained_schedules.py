@@ -142,6 +142,7 @@ def test_shared_keys_still_refuse_what_moves_them(sources, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["yarn-mscale", "deepseek-v3", "gpt-oss"])
+@pytest.mark.thorough
 def test_the_same_yarn_again_keeps_what_it_does_not_name(name, sources, tmp_path):
     source, expected = sources(name)
     plain = convert(str(source), tmp_path / "out", Recipe([Yarn(factor=4)]), replace_scaling=True)
@@ -203,6 +204,7 @@ def test_a_linear_schedule_requires_its_original_length(sources, tmp_path):
     assert (done.plan.model.rotary.trained_length, done.plan.model.rotary.context_length) == (16, 64)
 
 
+@pytest.mark.thorough
 def test_code_on_a_trained_schedule_is_removed_before_replacing(sources, tmp_path):
     source, _ = sources("llama-3.1")
     convert(str(source), tmp_path / "mspoe", Recipe([NEUTRAL["mspoe"]]))

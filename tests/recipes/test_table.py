@@ -93,6 +93,7 @@ def test_verify_loads_and_compares(model_type, fill, tmp_path):
     assert findings(tmp_path / "out")["tables"].status == "passed", "a whole factor keeps every old row"
 
 
+@pytest.mark.thorough
 def test_verify_finds_a_row_that_was_changed(tmp_path):
     source = save("bert", tmp_path / "source")
     convert(str(source), tmp_path / "out", Recipe([Table(factor=FACTOR, fill="tile")]))
@@ -247,6 +248,7 @@ def check_inspect(folder):
 
 
 @pytest.mark.parametrize("model_type", ["marian", "pegasus"])
+@pytest.mark.thorough
 def test_a_loaded_computed_table_is_compared(model_type, tmp_path):
     source = save(model_type, tmp_path / "source")
     convert(str(source), tmp_path / "out", Recipe([Range(factor=FACTOR)]))

@@ -43,6 +43,7 @@ def yarn_frequencies(theta, dim):
 
 
 @pytest.mark.parametrize("name", [name for name in ("deepseek_v3", "glm4_moe_lite") if name in CONFIG_MAPPING])
+@pytest.mark.thorough
 def test_the_whole_score_is_scaled(name, tmp_path):
     """The source with frequencies and a scale of its scores that are set by hand gives the logits of the result."""
     source = tiny_models.save(name, tmp_path / "source")
@@ -111,6 +112,7 @@ def test_a_factor_of_1_changes_nothing(tmp_path):
     assert torch.equal(logits(load(tmp_path / "out"), IDS, use_cache=False), logits(load(source), IDS, use_cache=False))
 
 
+@pytest.mark.thorough
 def test_verify_finds_another_scale(tmp_path):
     source, out = tiny_models.save("deepseek_v3", tmp_path / "source"), tmp_path / "out"
     convert(str(source), out, Recipe([Yarn(factor=FACTOR)]), digest=True)

@@ -68,6 +68,7 @@ def summary_of(page):
     return page[page.index('id="summary"') : page.index("</table>")]
 
 
+@pytest.mark.thorough
 def test_many_models_stay_readable():
     page = render_page(make())
     assert "<h1>Long context: 12 models</h1>" in page
@@ -87,6 +88,7 @@ def test_many_models_stay_readable():
     assert "5 of" not in summary, "counts stand below"
 
 
+@pytest.mark.thorough
 def test_effective_lengths_of_many_tasks_are_whole_at_80_columns():
     report = make(["demo", "a" * 40])
     for model in report["models"]:

@@ -23,6 +23,7 @@ def eval_set(applier):
     return make_eval_sets(applier.stock.encoder, OPTIONS, 320)[1]
 
 
+@pytest.mark.thorough
 def test_models_measured_alternately_answer_as_if_measured_separately(applier, eval_set):
     """Code of several recipes is in memory at once, written to one folder in turn."""
     recipes = [Recipe([Yarn(factor=2)]), Recipe([method_named("self-extend")(factor=4)]), Recipe([Ntk(factor=2)])]
@@ -41,6 +42,7 @@ def test_models_measured_alternately_answer_as_if_measured_separately(applier, e
     assert kept[0].trial.number == min(checked.answers, key=lambda number: checked.answers[number].loss)
 
 
+@pytest.mark.thorough
 def test_every_recipe_gets_the_same_questions_at_any_time_limit(applier, eval_set, monkeypatch):
     recipe = Recipe([Yarn(factor=2)])
     trial = Trial(0, "yarn", recipe, measure(applier.apply(recipe), eval_set), "", 1.0)
@@ -50,6 +52,7 @@ def test_every_recipe_gets_the_same_questions_at_any_time_limit(applier, eval_se
 
 
 @pytest.mark.parametrize("minutes", [2, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.thorough
 def test_the_time_limit_includes_all_stages(source, monkeypatch, minutes):
     """With a clock that advances by half a second per prompt."""
     now = [0.0]
@@ -70,6 +73,7 @@ def test_the_time_limit_includes_all_stages(source, monkeypatch, minutes):
     assert result.state.points
 
 
+@pytest.mark.thorough
 def test_too_little_time_is_reported_at_the_start(source, monkeypatch):
     """With a clock that advances by half a second per token."""
     now, load = [0.0], evaluate_model.load_model

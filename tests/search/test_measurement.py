@@ -28,6 +28,7 @@ def eval_sets(loaded):
     return make_eval_sets(loaded.encoder, OPTIONS, 320)
 
 
+@pytest.mark.thorough
 def test_documents_first_then_the_shortest_prompts(loaded, eval_sets):
     whole = measure(loaded, eval_sets[0])
     assert whole.is_whole
@@ -41,6 +42,7 @@ def test_documents_first_then_the_shortest_prompts(loaded, eval_sets):
     assert read_measurement(dataclasses.asdict(part)) == part
 
 
+@pytest.mark.thorough
 def test_rounds_show_early_what_is_hopeless(loaded, eval_sets, monkeypatch):
     whole = measure(loaded, eval_sets[0])
     monkeypatch.setattr(measurement, "_ROUND", 1)
@@ -53,6 +55,7 @@ def test_rounds_show_early_what_is_hopeless(loaded, eval_sets, monkeypatch):
     assert bounds[-1] < whole.loss
 
 
+@pytest.mark.thorough
 def test_prompts_share_what_lies_beyond_a_switch_of_schedules(applier, monkeypatch):
     loaded = applier.apply(Recipe([LongRope(factor=4, long_factor=(1.0, 2.0, 3.0, 4.0))]))
     assert applier.stock.can_share

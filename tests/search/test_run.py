@@ -53,6 +53,7 @@ def whole(source, tmp_path_factory):
     return search(str(source), QUICK, out=tmp_path_factory.mktemp("whole") / "best.yaml")
 
 
+@pytest.mark.thorough
 def test_the_same_seed_and_trials_give_the_same_recipe(source, tmp_path, whole):
     again = search(str(source), QUICK)
     assert trials_of(again) == trials_of(whole)
@@ -64,6 +65,7 @@ def test_the_same_seed_and_trials_give_the_same_recipe(source, tmp_path, whole):
 
 
 @pytest.mark.parametrize("dead_at", [pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.thorough
 def test_a_killed_search_resumes_with_the_same_result(source, tmp_path, whole, monkeypatch, dead_at):
     measure, calls = study_module.measure, []
 
@@ -89,6 +91,7 @@ def is_beaten(measurement, search):
     return any(point.dominates(measurement.least_loss, rise) for point in search.state.points)
 
 
+@pytest.mark.thorough
 def test_published_recipes_are_measured_to_the_end(whole):
     published = {one.published: one for one in whole.state.trials if one.published}
     assert set(published) == {"ntk", "yarn", "mspoe"}, "longrope's starting curve is a guess"
@@ -109,6 +112,7 @@ def test_a_recipe_is_measured_once(source, monkeypatch):
     assert len(recipes) > len({str(recipe) for recipe in recipes}) == len(asked), "one was drawn twice, as it is here"
 
 
+@pytest.mark.thorough
 def test_a_model_that_nothing_helps_is_left_alone(source, tmp_path, run, monkeypatch):
     monkeypatch.setattr(import_module("ctxext.report.pictures"), "as_png", as_png)
     out = tmp_path / "best.yaml"
@@ -123,6 +127,7 @@ def test_a_model_that_nothing_helps_is_left_alone(source, tmp_path, run, monkeyp
     assert (tmp_path / "best.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.thorough
 def test_a_recipe_of_another_process_is_left_to_it(source, tmp_path):
     from ctxext.checkpoint.opening import open_checkpoint
 
@@ -141,6 +146,7 @@ def test_a_recipe_of_another_process_is_left_to_it(source, tmp_path):
     assert drawn.count(parameters) == 1, "what a dead process was trying is lined up again"
 
 
+@pytest.mark.thorough
 def test_the_demo_gets_a_recipe_file_that_converts(tmp_path, run):
     out = tmp_path / "best.yaml"
     words = ["--target-length", "1k", "--lengths", "1k", "--trials", 1, "--methods", "yarn", "--samples", 1]

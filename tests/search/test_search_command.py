@@ -102,6 +102,7 @@ def test_without_optuna_the_error_names_the_package(run, source, tmp_path, monke
     assert result.exception.hint == 'pip install "ctxext[search]"'
 
 
+@pytest.mark.thorough
 def test_json_is_alone_on_stdout(run, source, tmp_path):
     out = tmp_path / "best.yaml"
     result = run("search", source, out, *SMALL, "--keep-short", 5, "--json", "--study", tmp_path / "own.db")
@@ -157,6 +158,7 @@ def few(monkeypatch):
     return ask
 
 
+@pytest.mark.thorough
 def test_auto_converts_with_the_recipe_that_a_search_writes(run, tmp_path, few):
     few(lengths=(1024,), keep_short=0.05)
     words = ("--method", "auto", "--target-length", "1k", "--trials", 1)

@@ -32,6 +32,7 @@ WORDS = ("--target-length", 640, "--samples", 1, "--checked", 2, "--lengths", 64
 WORDS = (*WORDS, "--methods", "ntk,yarn,longrope")
 
 
+@pytest.mark.thorough
 def test_a_journal_is_resumed_and_replaced(run, source, tmp_path):
     place = ["--storage", tmp_path / "study.log", "--study", "mine"]
     first = run("search", source, tmp_path / "best.yaml", *WORDS, "--trials", 3, *place, "--json")
@@ -128,6 +129,7 @@ def test_a_study_that_several_write_is_waited_for(tmp_path):
             assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == 300_000
 
 
+@pytest.mark.thorough
 def test_sqlite_blocks_writes_between_a_read_and_its_write(tmp_path):
     """Two processes that both read that a trial is queued would both take it."""
     engine = StudyPlace(path=tmp_path / "study.db").open().engine
@@ -164,6 +166,7 @@ def test_a_pipe_is_no_place_for_a_study(tmp_path):
             place.check(resume=True, overwrite=False)
 
 
+@pytest.mark.thorough
 def test_a_study_that_began_at_the_same_time_is_joined_and_an_older_one_is_not(tmp_path):
     place, space = StudyPlace(path=tmp_path / "study.db"), build_space(open_checkpoint("demo"), 1024, ["ntk"])
     began = time.time()
@@ -182,6 +185,7 @@ def test_a_study_that_began_at_the_same_time_is_joined_and_an_older_one_is_not(t
     assert not joined.is_due(1), "what the other process replaced is not replaced again"
 
 
+@pytest.mark.thorough
 def test_a_study_in_use_is_not_replaced(tmp_path):
     place, space = StudyPlace(path=tmp_path / "study.db"), build_space(open_checkpoint("demo"), 1024, ["ntk"])
     study = Study(place, space, 0, 0.01)
@@ -235,6 +239,7 @@ def test_a_trial_is_requeued_once(tmp_path, monkeypatch):
     assert left.state == optuna.trial.TrialState.RUNNING
 
 
+@pytest.mark.thorough
 def test_a_trial_of_a_process_that_was_killed_before_it_signed_is_tried_by_another(tmp_path, monkeypatch):
     place, space = StudyPlace(path=tmp_path / "study.db"), build_space(open_checkpoint("demo"), 1024, ["ntk"])
     monkeypatch.setattr(study_module, "_SEEN_EVERY", 1.5)
@@ -261,6 +266,7 @@ def test_a_trial_of_a_process_that_was_killed_before_it_signed_is_tried_by_anoth
     assert [trial.state for trial in killed._study.get_trials(deepcopy=False)] == [optuna.trial.TrialState.COMPLETE]
 
 
+@pytest.mark.thorough
 def test_a_trial_that_is_signed_late_is_left_to_its_process(tmp_path):
     place, space = StudyPlace(path=tmp_path / "study.db"), build_space(open_checkpoint("demo"), 1024, ["ntk"])
     study = Study(place, space, 0, 0.01)
@@ -273,6 +279,7 @@ def test_a_trial_that_is_signed_late_is_left_to_its_process(tmp_path):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.thorough
 def test_a_search_that_is_interrupted_gives_its_recipe_back(tmp_path, monkeypatch, error):
     """A process of another machine would wait for half an hour, and for that of a notebook for ever."""
     place, space = StudyPlace(path=tmp_path / "study.db"), build_space(open_checkpoint("demo"), 1024, ["ntk"])
@@ -350,6 +357,7 @@ def test_the_lock_of_a_journal_that_another_process_broke_is_no_failure(tmp_path
 
 
 @pytest.mark.parametrize("name", ["best{1}.db", "{x}.db", "100 %.db"])
+@pytest.mark.thorough
 def test_names_of_files_that_optuna_would_format(tmp_path, name):
     StudyPlace(path=tmp_path / name).open()
     assert (tmp_path / name).exists()

@@ -69,6 +69,7 @@ def begin_four(place, space, overwrite=False) -> list[str]:
 
 
 @pytest.mark.parametrize("place", PLACES, indirect=True)
+@pytest.mark.thorough
 def test_four_create_a_study(place, tmp_path):
     space = build_space(open_checkpoint("demo"), 1024, ["ntk", "yarn"])
     assert begin_four(place, space) == []

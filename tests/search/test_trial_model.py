@@ -132,6 +132,7 @@ def test_16_bit_models_keep_their_frequencies_in_32(tmp_path):
     assert same(logits_of(applier.apply(Recipe([Yarn(factor=4)])).model), logits_of(loaded))
 
 
+@pytest.mark.thorough
 def test_a_calibrated_order_is_the_one_that_converting_measures(applier, source, tmp_path):
     recipe = Recipe([Yarn(factor=4), MsPoE(head_order="calibrated", first_layer=0, ratio_max=3.0)])
     prepared = applier.prepare(recipe)

@@ -47,6 +47,7 @@ def yarn(tmp_path_factory):
     return out
 
 
+@pytest.mark.thorough
 def test_one_row_per_prompt_and_served_checkpoint(vllm, run, yarn):
     result = run("verify", yarn, "--no-load", "--engine", "vllm", "--against", "demo", "--json")
     assert result.exit_code == 0, result.stdout
@@ -58,6 +59,7 @@ def test_one_row_per_prompt_and_served_checkpoint(vllm, run, yarn):
     assert all(llm.ended for llm in stub_vllm.made)
 
 
+@pytest.mark.thorough
 def test_a_difference_fails_and_is_shown(vllm, run, yarn, monkeypatch):
     monkeypatch.setattr(stub_vllm, "logprob", lambda number: number + 0.25)
     result = run("verify", yarn, "--no-load", "--engine", "vllm", "--engine-args", '{"max_model_len": 300}')

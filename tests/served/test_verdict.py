@@ -101,6 +101,7 @@ def test_the_checkpoint_as_converted(served, check):
 
 
 @pytest.mark.parametrize("reading", [UNMODIFIED, LINEAR, NO_THETA, NO_TEMPERATURE])
+@pytest.mark.thorough
 def test_a_wrong_reading(served, check, reading):
     report = check(served(reading))
     assert (report.status, report.verdict) == (FAULT, f"It serves {reading}.")
@@ -109,6 +110,7 @@ def test_a_wrong_reading(served, check, reading):
 
 
 @pytest.mark.parametrize("counts", [True, False])
+@pytest.mark.thorough
 def test_prompts_that_are_cut(served, check, counts):
     report = check(served(length=512, cuts=True, counts=counts))
     assert report.status == FAULT
@@ -124,6 +126,7 @@ def test_a_reading_that_is_not_finite_does_not_hide_a_cut_prompt(order):
     assert find_cut(Probe("near the end", [], "", errors=dict(list(errors.items())[::order]))) == 512
 
 
+@pytest.mark.thorough
 def test_prompts_that_are_refused(served, check):
     report = check(served(length=512))
     assert report.verdict == f"It refuses prompts of more than 512 tokens. It serves {CONVERTED}."
@@ -134,6 +137,7 @@ def test_prompts_that_are_refused(served, check):
     assert report.fix.startswith("Start it with the schedule"), "which also sets the length"
 
 
+@pytest.mark.thorough
 def test_text_and_no_log_probabilities(served, check):
     assert check(served(takes_ids=False)).status == SERVED
     report = check(served(has_logprobs=False))
@@ -145,12 +149,14 @@ def test_text_and_no_log_probabilities(served, check):
     assert (report.status, report.verdict) == (FAULT, f"It serves {LINEAR}.")
 
 
+@pytest.mark.thorough
 def test_a_server_that_samples(served, check):
     report = check(served(has_logprobs=False, is_sampled=True))
     assert (report.status, report.verdict[:29]) == (UNDECIDED, "Sampling cannot be disabled: ")
     assert check(served(is_sampled=True)).status == SERVED, "log-probabilities do not depend on the temperature"
 
 
+@pytest.mark.thorough
 def test_templates(folder, served, check, monkeypatch):
     wrapping = served(takes_ids=False, template=("Human: ", " Assistant:"))
     report = check(wrapping)
@@ -168,6 +174,7 @@ def test_templates(folder, served, check, monkeypatch):
     assert (report.status, report.verdict[:36]) == (FAULT, "It wraps prompts in the chat templat")
 
 
+@pytest.mark.thorough
 def test_noise_of_8_bits(served, check):
     assert check(served(noise=0.05)).status == SERVED
     assert check(served(NO_TEMPERATURE, noise=0.05)).verdict == f"It serves {NO_TEMPERATURE}."
@@ -180,6 +187,7 @@ def test_no_false_alarm(served, check):
         assert report.status != FAULT, report
 
 
+@pytest.mark.thorough
 def test_other_weights(served, check):
     other = served()
     generator = torch.Generator().manual_seed(0)
@@ -197,6 +205,7 @@ def answering(completion):
     return Served(None, None, override=lambda path: (200, {}, body) if path == "/v1/completions" else None)
 
 
+@pytest.mark.thorough
 def test_no_tokens(check):
     report = check(answering({"text": "", "finish_reason": "stop"}))
     assert (report.status, report.verdict) == (UNDECIDED, "It returns no tokens that can be compared.")
@@ -212,6 +221,7 @@ def test_other_token_ids(check):
         check(answering({"text": "?", "logprobs": row}))
 
 
+@pytest.mark.thorough
 def test_a_time_limit(served, check):
     report = check(served(), minutes=0)
     assert report.status == UNDECIDED, "nothing beyond the original length was compared"
@@ -254,6 +264,7 @@ def test_a_checkpoint_that_is_not_extended(served):
         check_server(open_checkpoint("demo"), Server(url))
 
 
+@pytest.mark.thorough
 def test_the_command(run, folder, served):
     with running(served(UNMODIFIED)) as url:
         result = run("verify", folder, "--server", url)
@@ -281,6 +292,7 @@ def test_combinations_without_a_meaning(run, folder, words, message):
     assert run("verify", folder, *words).exception.message == message
 
 
+@pytest.mark.thorough
 def test_a_place_without_a_token_is_a_fault(served, check):
     """A server that answers nothing beyond its limit, with 200."""
     silent = served()
@@ -294,6 +306,7 @@ def test_a_place_without_a_token_is_a_fault(served, check):
 
 
 @pytest.mark.parametrize("takes_ids", [True, False])
+@pytest.mark.thorough
 def test_a_cut_that_only_the_count_shows(served, check, takes_ids):
     """A server that reads the first and the last tokens, and returns no log-probabilities."""
     cutting = served(takes_ids=takes_ids, has_logprobs=False)

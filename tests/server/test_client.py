@@ -169,6 +169,7 @@ def test_the_key_comes_from_the_environment(monkeypatch):
     assert served.requests[0][1]["Authorization"] == f"Bearer {KEY}"
 
 
+@pytest.mark.thorough
 def test_no_secret_is_printed():
     """The key and the password of the URL, in the output of the command."""
     served = answers(401, f'{{"error": "Wrong key {KEY}"}}'.encode(), path="/v1/models")

@@ -23,6 +23,7 @@ def ask_all(kinds):
 
 
 @pytest.mark.parametrize("sample", [100, pytest.param(None, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
 def test_every_kind(sample):
     kinds = malformed.all_kinds(sample)
     assert len(kinds) > 200

@@ -197,6 +197,7 @@ def test_half_a_character_is_named_with_its_line(tmp_path, line):
         next(records)
 
 
+@pytest.mark.thorough
 def test_a_line_of_a_hundred_megabytes_is_refused(tmp_path):
     (tmp_path / "x.jsonl").write_text('{"text": "' + "x " * 52_500_000 + '"}\n')
     with pytest.raises(CtxextError, match=r'^Line 1 of ".*" is longer than 67108864 characters'):

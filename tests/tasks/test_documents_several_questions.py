@@ -58,6 +58,7 @@ def forwards(monkeypatch):
 
 @pytest.mark.parametrize("ends", [None, "often"])
 @pytest.mark.parametrize("num_needles", [1, 2, 5])
+@pytest.mark.thorough
 def test_answers_on_one_reading_are_those_of_generate(num_needles, ends, forwards):
     loaded = ready()
     questions = make_questions(Documents(num_needles=num_needles), loaded.encoder, LENGTH, range(2), Settings())
@@ -74,6 +75,7 @@ def test_answers_on_one_reading_are_those_of_generate(num_needles, ends, forward
     assert on_one_reading(loaded, questions, [1, 3]) == {depth: alone[depth] for depth in (1, 3)}
 
 
+@pytest.mark.thorough
 def test_a_prompt_that_sets_the_schedule_is_generated_separately(forwards):
     dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     loaded = wrap_model("tiny", tiny_llama(max_position_embeddings=512, rope_parameters=dynamic), make_tokenizer())

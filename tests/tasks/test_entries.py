@@ -155,6 +155,7 @@ def test_squad(value, tmp_path):
     assert found.startswith('"FILE": "data.0.paragraphs.0.qas.0.answers')
 
 
+@pytest.mark.thorough
 def test_values_of_any_size_are_shown_in_part(tmp_path):
     found = message(read_squad, write(tmp_path / "squad.json", [{"a": "b" * 100_000}] * 1000))
     assert len(found) < 300

@@ -39,6 +39,7 @@ def stub(monkeypatch):
     return asked
 
 
+@pytest.mark.thorough
 def test_the_report_has_the_figures_of_the_harness(stub, checkpoint, tmp_path):
     settings = Settings(tasks=("passkey",), lengths=(300,), samples=1, harness=("niah",))
     report = evaluate([str(checkpoint)], settings, out=tmp_path)

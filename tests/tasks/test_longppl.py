@@ -73,6 +73,7 @@ def losses_by_hand(model, ids):
     return torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(ids[1:]), reduction="none")
 
 
+@pytest.mark.thorough
 def test_an_evaluator_of_another_tokenizer_and_its_file(checkpoint, letters, tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr(scoring, "GAIN", 0.05)
     monkeypatch.setattr(scoring, "LOSS", 8.0)
@@ -133,6 +134,7 @@ def longppl_text(number):
 
 
 @pytest.mark.parametrize("suffix", ["txt", "jsonl"])
+@pytest.mark.thorough
 def test_texts_of_a_file_are_found_again_without_the_evaluator(suffix, checkpoint, letters, tmp_path, monkeypatch):
     monkeypatch.setattr(scoring, "GAIN", 0.05)
     monkeypatch.setattr(scoring, "LOSS", 8.0)

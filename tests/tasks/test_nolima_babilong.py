@@ -84,6 +84,7 @@ def filled_by_hand():
             yield (*filled, group.get("task_template"), test.get("gold_answers"), int(group["id"][:4]))
 
 
+@pytest.mark.thorough
 def test_nolima_prompts_of_200_samples(books):
     tokenizer = make_tokenizer()
     encoder, depths, compared = Encoder(tokenizer), tuple(n / 9 for n in range(10)), 0
@@ -156,6 +157,7 @@ def base_by_hand(scores, longest_base):
     return base, max((length for length in mean if mean[length] >= 0.85 * base), default=None)
 
 
+@pytest.mark.thorough
 def test_the_effective_length_of_nolima_is_relative_to_the_base_score_of_each_question():
     rng, lengths, seen = random.Random(0), (250, 500, 1000, 2000, 4000), set()
     for _ in range(50):
@@ -266,6 +268,7 @@ def test_lengths_have_the_names_of_the_data_set():
     assert [name_length(n) for n in (600, 1024, 131072, 1 << 20, 10 << 20)] == ["0k", "1k", "128k", "1M", "10M"]
 
 
+@pytest.mark.thorough
 def test_both_run_and_the_report_names_the_material(books, facts, checkpoint, tmp_path):
     folders = {"nolima": books, "babilong": facts}
     settings = Settings(
@@ -284,6 +287,7 @@ def test_both_run_and_the_report_names_the_material(books, facts, checkpoint, tm
     assert again["models"][0]["cells"] == cells
 
 
+@pytest.mark.thorough
 def test_prompts_of_different_lengths_are_written_one_by_one(books, checkpoint):
     from ctxext.models.checkpoint_info import open_infos
     from ctxext.models.model import Loading, load_model

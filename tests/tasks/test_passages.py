@@ -55,6 +55,7 @@ def shares(words, task, length=None):
     return answers, model.model.rows
 
 
+@pytest.mark.thorough
 def test_what_is_read_is_found_and_what_is_cut_is_not(words):
     answers, rows = shares(words, Topics())
     assert answers == [1.0] * 4
@@ -69,6 +70,7 @@ def test_chunks_find_what_lies_behind_the_cut(words, task):
     assert min(shares(words, task, 300)[0]) >= 0.8
 
 
+@pytest.mark.thorough
 def test_the_questions_about_the_same_documents(words):
     questions = make_questions(Topics(), Encoder(words), LENGTH, range(9), SETTINGS)
     asked = [[words.decode(prompt.queries[0], skip_special_tokens=True) for prompt in prompts] for prompts in questions]
@@ -159,6 +161,7 @@ def test_modules_that_need_more_are_refused_by_name(tmp_path, monkeypatch):
         open_pooler(*open_infos([str(folder)]))
 
 
+@pytest.mark.thorough
 def test_a_whole_evaluation_reads_beyond_the_cut(tmp_path, words):
     source = make_encoder(tmp_path / "m")
     words.save_pretrained(source)

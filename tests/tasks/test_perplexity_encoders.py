@@ -60,6 +60,7 @@ def shares(words, sees):
     return [sum(right) / len(right) for _, right in answers]
 
 
+@pytest.mark.thorough
 def test_who_sees_all_finds_all_and_who_sees_half_that_half(words):
     assert shares(words, lambda place: True) == [1.0, 1.0, 1.0, 1.0]
     assert shares(words, lambda place: False) == [0.0, 0.0, 0.0, 0.0]
@@ -67,6 +68,7 @@ def test_who_sees_all_finds_all_and_who_sees_half_that_half(words):
     assert shares(words, lambda place: place > 0.5) == [0.0, 0.0, 1.0, 1.0]
 
 
+@pytest.mark.thorough
 def test_who_guesses_is_right_by_chance(words, monkeypatch):
     torch.manual_seed(0)
     monkeypatch.setattr(similarity, "pool_texts", lambda _, texts: torch.randn(len(texts), 8))

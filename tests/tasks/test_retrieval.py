@@ -102,6 +102,7 @@ def test_all_none_and_half(name, generate, tokenizer):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.thorough
 def test_any_length_and_the_same_for_the_same_seed(name, tokenizer):
     encoder = Encoder(tokenizer)
     for length in (1300, 1403, 20_000):

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from ctxext.tasks.published import PublishedTask
 from ctxext.tasks.registry import RETRIEVAL_TASKS
 
@@ -28,6 +30,7 @@ def pieces(seed: str) -> list[str]:
     return result.stdout.splitlines()
 
 
+@pytest.mark.thorough
 def test_no_question_depends_on_the_hash_seed():
     first, second = pieces("1"), pieces("2")
     assert len(first) >= 6 * len(DRAWN)

@@ -248,12 +248,14 @@ PLANTED = list(itertools.chain(*([(fault, case) for case in fault[1].split()] fo
         for fault, case in PLANTED
     ],
 )
+@pytest.mark.thorough
 def test_a_fault_in_one_form_is_seen(fault, case, checked, tmp_path):
     check = checked(case)
     folder = planted(check, tmp_path / f"planted_{PLANTED.index((fault, case))}", *fault[2:])
     assert max(compare(check, folder).values()) > 2 * isolated_checks.TOLERANCE
 
 
+@pytest.mark.thorough
 def test_convert_and_verify_refuse_a_fault_of_one_form(tmp_path, monkeypatch):
     """By both commands, and what they say of right code: the forms that they compared."""
     source, recipe = make_llama(tmp_path / "source", **SIZES), Recipe([step_of("self-extend-wide")])

@@ -73,6 +73,7 @@ MSPOE = MsPoE(ratio_max=1.8, first_layer=0, head_order="fixed")
         (("def choose(settings, layer, queries, keys, scaling):", "{}['gone']"), MSPOE, "KeyError: 'gone'"),
     ],
 )
+@pytest.mark.thorough
 def test_a_faulty_reference_is_not_reported_as_a_faulty_model(change, step, message, llama, tmp_path, monkeypatch):
     """In the clean process, where a method's own function fails or one that methods share."""
     folder = shutil.copytree(isolated_checks.SCRIPT.parent, tmp_path / "verify")
@@ -126,6 +127,7 @@ def test_replaced_functions_are_removed_afterwards():
     assert space == {"kept": 1}
 
 
+@pytest.mark.thorough
 def test_a_form_that_the_unconverted_model_fails_in_is_named_and_not_compared(tmp_path):
     """MiniMax's masks leave out the tokens of earlier calls, and raise errors for padded ones."""
     source = open_checkpoint(str(tiny_models.save("minimax", tmp_path / "source")))

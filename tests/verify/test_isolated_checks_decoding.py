@@ -47,6 +47,7 @@ def compared(source, out, name, *, finds_cache):
         "ntk-alibi",
     ],
 )
+@pytest.mark.thorough
 def test_code_that_finds_no_cache_is_refused(name, llama_source, tmp_path):
     source = tiny_encodings.save("bloom", tmp_path / "bloom") if name == "ntk-alibi" else llama_source
     assert compared(source, tmp_path / "right", name, finds_cache=True).difference < 1e-5
@@ -72,6 +73,7 @@ def test_one_text_of_no_numbers_is_the_largest_difference(llama_source, monkeypa
 @pytest.mark.parametrize(
     "family", [name for name in ("gemma4", "gemma4_unified", "qwen3_5") if name in tiny_models.FAMILIES]
 )
+@pytest.mark.thorough
 def test_whole_models_that_number_the_columns_decode_padded_rows(family, tmp_path):
     """Gemma 4 gives its language model the numbers of columns where its caller gives no positions."""
     source = tiny_models.save(family, tmp_path / "source")

@@ -137,6 +137,7 @@ def test_one_position_that_is_wrong_is_seen_and_nothing_right_refused(name, leng
 
 
 @pytest.mark.parametrize("setting", ["window", "group"])
+@pytest.mark.thorough
 def test_a_fixed_group_and_border(setting, check, tmp_path):
     step = method_named("self-extend")(factor=4.0, group=5, window=1024)
     out = tmp_path / f"fixed-{setting}"
@@ -169,6 +170,7 @@ def test_norms_with_weights_after_the_rotation_are_refused(check, tmp_path):
 
 
 @pytest.mark.skipif("nanochat" not in tiny_models.FAMILIES, reason="this transformers has no nanochat")
+@pytest.mark.thorough
 def test_norms_without_weights_after_the_rotation_are_part_of_the_reference(check, tmp_path):
     source = tiny_models.save("nanochat", tmp_path / "source")
     for name in ("self-extend", "dca", "sinks"):

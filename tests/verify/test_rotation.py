@@ -68,6 +68,7 @@ def test_a_factor_that_the_class_drops_is_refused(tmp_path):
     assert "supports no factor on cos and sin" in MrRope.refusal(config, model_config(config).family)
 
 
+@pytest.mark.thorough
 def test_a_model_of_70_billion_parameters_takes_no_memory():
     plain = model_config(LARGE)
     recipe = Recipe([Yarn(factor=4)]).resolve(plain)

@@ -120,6 +120,7 @@ def test_names_without_a_guard_are_found():
 @pytest.mark.parametrize(
     "release", [None, *(pytest.param(release, marks=pytest.mark.thorough) for release in RELEASES)]
 )
+@pytest.mark.thorough
 def test_every_release_has_the_names_of_portable_files(release):
     require_release(release)
     names = set().union(*(names_in(path.read_text(encoding="utf-8")) for path in PORTABLE.glob("*.py")))
