@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -140,6 +141,10 @@ class Samples:
 def draw(seed: int, *shape: int) -> Any:
     """Draw normal random numbers, float32."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed % 2**32), dtype=torch.float32)
+
+
+ATTENTIONS = WeakKeyDictionary[Any, list[Any]]()
+"""The attentions of each model that still exists: every call of a form needs them."""
 
 
 class EnoughError(Exception):
@@ -468,9 +473,12 @@ def code_of(module: Any) -> Any:
 
 
 def attentions_of(model: Any) -> list[Any]:
-    """Return the modules that apply the rotary embedding in their forward."""
-    named = [(module, getattr(code_of(module), "__code__", None)) for module in model.modules()]
-    return [module for module, code in named if code is not None and not {*APPLY}.isdisjoint(code.co_names)]
+    """Return the modules that apply the rotary embedding in their forward, which are searched once per model."""
+    if model not in ATTENTIONS:
+        named = [(module, getattr(code_of(module), "__code__", None)) for module in model.modules()]
+        names = {*APPLY}
+        ATTENTIONS[model] = [module for module, code in named if code and not names.isdisjoint(code.co_names)]
+    return ATTENTIONS[model]
 
 
 @contextlib.contextmanager
