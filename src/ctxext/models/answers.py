@@ -138,7 +138,7 @@ def walk(
     separately, so that the cache can be cropped there, and the pieces do not depend on the chosen prompts.
 
     Args:
-        model: A causal language model whose caches can be continued.
+        model: A causal language model with caches that can be continued.
         ids: Tokens of shape (batch, prompts, length), without padding.
         num_last: The number of last tokens that prompts never share.
         chosen: Indices of the prompts to finish.

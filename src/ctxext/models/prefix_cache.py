@@ -125,7 +125,7 @@ class PrefixCache:
         """Make it possible to go back to the present length."""
         if self.length not in self._marks:
             self._marks[self.length] = [
-                {name: _copied(value) for name, value in vars(layer).items() if name not in _grown(layer)}
+                {name: _copy(value) for name, value in vars(layer).items() if name not in _growing_names(layer)}
                 for layer in self.cache.layers
             ]
 
@@ -142,29 +142,29 @@ class PrefixCache:
 
 def _restore(layer: Any, saved: Mapping[str, Any], crop: int) -> None:
     """Give a layer its marked state; what it keeps of every token is cropped by `-crop` tokens instead."""
-    grown = {name: vars(layer)[name][..., :crop, :] for name in _grown(layer)}
+    grown = {name: vars(layer)[name][..., :crop, :] for name in _growing_names(layer)}
     vars(layer).clear()
-    vars(layer).update(_copied(saved), **grown)
+    vars(layer).update(_copy(saved), **grown)
 
 
 def _has_window(layer: Any) -> bool:
     return bool(getattr(layer, "is_sliding", False))
 
 
-def _grown(layer: Any) -> frozenset[str]:
+def _growing_names(layer: Any) -> frozenset[str]:
     """Return the names of what a layer keeps of every token; empty before its first token."""
     keys = getattr(layer, "keys", None)
     return _GROWING if keys is not None and keys.numel() and not _has_window(layer) else frozenset()
 
 
-def _copied(value: Any) -> Any:
+def _copy(value: Any) -> Any:
     """Copy the tensors in a layer's state: some models change them in place."""
     if isinstance(value, torch.Tensor):
         return value.clone()
     if isinstance(value, dict):
-        return {key: _copied(inner) for key, inner in value.items()}
+        return {key: _copy(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(map(_copied, value))
+        return type(value)(map(_copy, value))
     return value
 
 
@@ -194,7 +194,7 @@ def sharing_works(model: Any) -> bool:
             parts.mark()
         parts.go_back(_PROBE_KEPT)
         if cache_of(output) is not parts.cache or any(
-            layer.keys.shape[-2] != _PROBE_KEPT for layer in parts.cache.layers if _grown(layer)
+            layer.keys.shape[-2] != _PROBE_KEPT for layer in parts.cache.layers if _growing_names(layer)
         ):
             return False
         rest = model(input_ids=ids[:, _PROBE_KEPT:], **{name: parts.cache}, use_cache=True).logits.float()
