@@ -67,6 +67,7 @@ def shares(folder, pieces) -> torch.Tensor:
     return torch.stack(counts).unflatten(0, (len(pieces), -1)).mean(0)
 
 
+@pytest.mark.thorough
 def test_the_first_layer_equals_the_plain_statistic(source, tmp_path):
     """Layer 0 sees the same hidden states with and without Ms-PoE, so a reference on the stock model is exact there."""
     text = "".join(chr(33 + (7 * i * i) % 90) for i in range(2 * 150))

@@ -237,6 +237,7 @@ def test_greedy_decoding_takes_none_of_the_checkpoint_s_settings_but_its_tokens(
         loaded_with(writer)._decode(tokens(2, 6), 2)
 
 
+@pytest.mark.thorough
 def test_logits_of_earlier_steps_are_freed():
     """32 steps of 4 rows with 151,936 words: one step's float32 logits take 2 MiB, those of all steps 74 MiB."""
     model = tiny_llama(
