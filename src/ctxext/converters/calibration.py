@@ -35,7 +35,7 @@ _LAST_QUERIES, _STEP = 64, 2
 """Number of last queries of a chunk, at most half of it, and the step between those measured: each may end a prompt.
 
 The statistic of one query is noisy and nearly free once the chunk has been read. So many queries of few chunks are more
-stable than the last query of 16 long chunks, at 1/13 of the cost (figures in docs/results/smollm2.md).
+stable than the last query of 16 long chunks, with 1/13 of the tokens (figures in docs/results/smollm2.md).
 """
 _MIN_LENGTH = 16
 _CHARACTERS_PER_TOKEN = 64

@@ -135,7 +135,7 @@ def walk(
     """Read the common tokens of prompts once, and finish each chosen prompt on their cache.
 
     Each prompt is followed by the one with the longest common prefix. Tokens shared with any other prompt run
-    separately, so that the cache can be cropped there, and the pieces do not depend on the chosen prompts.
+    separately, so that the cache can go back there, and the pieces do not depend on the chosen prompts.
 
     Args:
         model: A causal language model with caches that can be continued.

@@ -162,7 +162,7 @@ class LoadedModel:
                 length = min(2 * length, longest)
 
     def _read_once(self, ids: torch.Tensor) -> torch.Tensor:
-        """Read tokens as an evaluation does, and return something that the model computed last."""
+        """Read tokens as in an evaluation, and return a result of the last layer."""
         if self.kind == "causal":
             return run(self.model, ids, 1, self.cache_for(ids.shape[1]))
         output: torch.Tensor = self.model(input_ids=ids)[0]
@@ -253,7 +253,7 @@ class LoadedModel:
             bos_token_id=config.bos_token_id,
             eos_token_id=config.eos_token_id,
             pad_token_id=config.pad_token_id,
-            prefill_chunk_size=piece_size(self.device) if self.cache_for(ids.shape[1]) else None,
+            prefill_chunk_size=piece_size(self.device) if self.cache_for(ids.shape[1]) is not None else None,
         )
         forget_longer_prompts(self.model)
         try:

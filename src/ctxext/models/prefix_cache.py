@@ -1,4 +1,4 @@
-"""The cache of a prompt's first tokens, reused for prompts with the same beginning, and whether that is right."""
+"""The cache of a prompt's first tokens, reused for prompts with the same beginning, and a test of that."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -12,7 +12,6 @@ from ctxext.verify.decoding_process import cache_argument, cache_of
 _LENGTH_DEPENDENT = ("dynamic", "longrope", "su")
 _PROBE_LENGTH, _PROBE_KEPT, _PROBE_EXTRA = 24, 12, 4
 _TOLERANCE = 0.05
-_CANNOT = (LookupError, TypeError, ValueError, AttributeError, NotImplementedError, RuntimeError)
 _GROWING = frozenset({"keys", "values"})
 """What a layer without a window keeps of every token."""
 _SHORTEST = [[0]]
@@ -177,10 +176,10 @@ def new_cache(model: Any) -> PrefixCache:
 
 @torch.no_grad()
 def sharing_works(model: Any) -> bool:
-    """Return whether a cache that went back and was continued gives what the whole prompt gives, by a few tokens.
+    """Return whether a continued cache gives the results of the whole prompt, tested on a few tokens.
 
-    Compared are the logits, and on average what the cache keeps: a model may continue its attention, but begin its
-    states again.
+    The test compares the logits, and on average the tensors in the cache: a model may continue its attention, but begin
+    its states again.
     """
     size = model.config.get_text_config(decoder=True).vocab_size
     ids = (torch.arange(_PROBE_LENGTH, device=model.device)[None] * 7) % size
@@ -198,9 +197,9 @@ def sharing_works(model: Any) -> bool:
         ):
             return False
         rest = model(input_ids=ids[:, _PROBE_KEPT:], **{name: parts.cache}, use_cache=True).logits.float()
-    except _CANNOT:
+        kept = [*zip(_tensors(whole.cache), _tensors(parts.cache), strict=True)]
+    except (LookupError, TypeError, ValueError, AttributeError, NotImplementedError, RuntimeError):
         return False
-    kept = zip(_tensors(whole.cache), _tensors(parts.cache), strict=False)
     return bool((plain - rest).abs().max() <= _TOLERANCE * plain.std()) and all(
         one.shape == other.shape and _is_alike(one.float(), other.float()) for one, other in kept
     )
@@ -211,7 +210,7 @@ def _is_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _tensors(cache: Any) -> list[torch.Tensor]:
-    """Return what the layers of a cache keep of the tokens."""
+    """Return the numbers in the layers of a cache, always in the same order."""
     found: list[torch.Tensor] = []
     waiting = [vars(layer) for layer in cache.layers]
     while waiting:

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
+from ctxext.checkpoint.durations import CPU_PIECE
 from ctxext.checkpoint.head import Head
 from ctxext.models.prefix_cache import PrefixCache
 from ctxext.verify.decoding_process import cache_argument
 
-_PIECE = {"cpu": 512}
+_PIECE = {"cpu": CPU_PIECE}
 _LARGE_PIECE = 2048
 """Size of pieces in tokens. It is not measured in each run, because other pieces would round differently."""
 
@@ -37,9 +38,8 @@ def run(model: Any, ids: torch.Tensor, num_kept: int, cache: PrefixCache | None 
     options = limit_logits(model, num_kept)
     if cache is None:
         return _take_last(model(input_ids=ids, use_cache=False, **options), num_kept)
-    for piece in _pieces(ids, num_kept, cache):
-        output = model(input_ids=piece, **{cache_argument(model): cache.cache}, use_cache=True, **options)
-        cache.length += piece.shape[1]
+    for piece, on_cache in _pieces(model, ids, num_kept, cache):
+        output = model(input_ids=piece, **on_cache, **options)
     return _take_last(output, num_kept)
 
 
@@ -53,23 +53,26 @@ def read_states(head: Head, ids: torch.Tensor, cache: PrefixCache | None) -> tor
     """
     if cache is None:
         return head.read(ids)
-    name, states = cache_argument(head.model), []
-    for piece in _pieces(ids, 1, cache):
-        states.append(head.read(piece, **{name: cache.cache}, use_cache=True))
-        cache.length += piece.shape[1]
-    return torch.cat(states, dim=1)
+    return torch.cat([head.read(piece, **on_cache) for piece, on_cache in _pieces(head.model, ids, 1, cache)], dim=1)
 
 
-def _pieces(ids: torch.Tensor, num_kept: int, cache: PrefixCache) -> Iterator[torch.Tensor]:
-    """Split tokens into pieces. They are counted from the end, so that the last one contains all returned logits."""
+def _pieces(
+    model: Any, ids: torch.Tensor, num_kept: int, cache: PrefixCache
+) -> Iterator[tuple[torch.Tensor, dict[str, Any]]]:
+    """Yield each piece of some tokens, with the arguments to read it on the cache, which counts them.
+
+    Pieces are counted from the end, so that the last one contains all returned logits.
+    """
     length = ids.shape[1]
     in_one = cache.length == 0 and not cache.has_window_within(length)
     size = length if in_one else max(num_kept, piece_size(ids.device))
     first = length % size or size
-    if first == 1 < length and cache.has_states:  # Zamba 2 decodes a single token with other numbers.
+    if first == 1 < length and cache.has_states:  # Zamba 2 computes a single token differently.
         first += size
-    yield ids[:, :first]
-    yield from torch.split(ids[:, first:], size, dim=1) if first < length else ()
+    on_cache = {cache_argument(model): cache.cache, "use_cache": True}
+    for piece in (ids[:, :first], *(torch.split(ids[:, first:], size, dim=1) if first < length else ())):
+        yield piece, on_cache
+        cache.length += piece.shape[1]
 
 
 def limit_logits(model: Any, count: int) -> dict[str, Any]:
