@@ -265,7 +265,7 @@ CONFIG = {
 def plan_of(name, lengths, tasks, samples, depths, documents=(), config=CONFIG):
     info = SimpleNamespace(name=name, checkpoint=SimpleNamespace(config=config))
     works = tuple(SimpleNamespace(keys=[SimpleNamespace(length=n) for n in counts]) for counts in documents)
-    return ModelPlan(info, lengths, tasks, works, Settings(samples=samples, depths=depths))
+    return ModelPlan(info, lengths, tasks, works, Settings(samples=samples, depths=depths), None)
 
 
 def test_what_a_run_costs_and_how_long_it_takes():
@@ -331,7 +331,7 @@ def test_portions_cover_every_sample_once_and_every_process_has_some(processes, 
     monkeypatch.setenv("WORLD_SIZE", processes)
     settings = Settings(samples=5, depths=(0.0, 1.0), batch_size=batch)
     document = SimpleNamespace(keys=[SimpleNamespace(length=1000)])
-    made = ModelPlan(SimpleNamespace(name="a"), (64, 128), (PassKey(),), (document,), settings)
+    made = ModelPlan(SimpleNamespace(name="a"), (64, 128), (PassKey(),), (document,), settings, None)
     *works, last = made.make_work(SimpleNamespace(questions_at_once=lambda length, num_depths: 4))
     assert last is document
     assert [work.length for work in works] == sorted(work.length for work in works)

@@ -123,7 +123,7 @@ def compare(
     # The other plans are of the source of a converted checkpoint; here the checkpoint itself is the baseline.
     plan, *_ = plans_of([endless], settings, loading)
     _begin(progress, "loading the model")
-    stock, read_first = load_model(info, loading), None
+    stock, read_first = load_model(info, loading, plan.encoder.tokenizer), None
     if options.minutes is not None:
         _begin(progress, "estimating the time")
         recipes = [candidate.recipe for candidate in candidates if candidate.recipe]

@@ -39,6 +39,7 @@ class ModelPlan:
         tasks: Retrieval tasks.
         documents: Documents to measure the loss on.
         settings: Depths, samples and batch size.
+        encoder: The tokenizer.
         longest_prompt: The number of tokens of the longest prompt.
     """
 
@@ -47,6 +48,7 @@ class ModelPlan:
     tasks: tuple[RetrievalTask, ...]
     documents: "tuple[Work, ...]"
     settings: Settings
+    encoder: "Encoder"
     longest_prompt: int = 0
 
     @property
@@ -112,11 +114,12 @@ def plans_of(infos: Sequence[CheckpointInfo], settings: Settings, loading: "Load
         limit = None if settings.allow_beyond and not info.has_table else info.context_length
         sizes = [check_fits(task, encoder, lengths[info.name], settings, limit) for task in tasks]
         documents = _plan_documents(settings.tasks, info, encoder, lengths[info.name], longest, settings)
-        plans.append(ModelPlan(info, lengths[info.name], tasks, documents, settings, max(sizes, default=0)))
+        longest_prompt = max(sizes, default=0)
+        plans.append(ModelPlan(info, lengths[info.name], tasks, documents, settings, encoder, longest_prompt))
     for source in sources:
         encoder = Encoder(load_tokenizer(source, loading), chat_template=False)
         documents = _plan_documents([Short.name], source, encoder, (), longest, settings)
-        plans.append(ModelPlan(source, (), (), documents, settings))
+        plans.append(ModelPlan(source, (), (), documents, settings, encoder))
     return plans
 
 

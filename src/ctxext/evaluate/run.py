@@ -89,7 +89,7 @@ def evaluate(
 
     def load(entry: ModelPlan) -> "LoadedModel":
         if loading.engine == "transformers":
-            return load_model(entry.info, loading)
+            return load_model(entry.info, loading, entry.encoder.tokenizer)
         from ctxext.models.serving import load_served
 
         return load_served(entry.info, loading, (*entry.lengths, entry.longest_prompt))

@@ -18,8 +18,15 @@ import torch
 from ctxext.checkpoint.loading import quiet_transformers
 from ctxext.data.prompt import Prompt
 from ctxext.models.model import LoadedModel
-from ctxext.models.prefix_cache import PrefixCache, follows_length, forget_longer_prompts, is_static_for, new_cache
-from ctxext.models.reading import limit_logits, run
+from ctxext.models.prefix_cache import (
+    PrefixCache,
+    follows_length,
+    forget_longer_prompts,
+    is_static_for,
+    limit_logits,
+    new_cache,
+)
+from ctxext.models.reading import run
 from ctxext.verify.decoding_process import cache_of
 
 _WORTH = 1 / 8

@@ -312,8 +312,8 @@ def load_tokenizer(info: CheckpointInfo, loading: Loading) -> Any:
         return rename(open_tokenizer(stage.folder, trust_remote_code=stage.trust_tokenizer), info.checkpoint)
 
 
-def load_model(info: CheckpointInfo, loading: Loading) -> LoadedModel:
-    """Load the checkpoint's model and tokenizer."""
+def load_model(info: CheckpointInfo, loading: Loading, tokenizer: Any = None) -> LoadedModel:
+    """Load the checkpoint's model, and its tokenizer unless that is loaded: a large one takes as long as the model."""
     device = choose_device(loading.device)
     pooler = open_pooler(info)
     extra = {"attn_implementation": loading.attention} if loading.attention else {}
@@ -323,7 +323,7 @@ def load_model(info: CheckpointInfo, loading: Loading) -> LoadedModel:
         model = load_checkpoint(
             info.checkpoint, stage.folder, trust=stage.trust, dtype=loading.dtype, device=device, **extra
         )
-    tokenizer = load_tokenizer(info, loading)
+    tokenizer = load_tokenizer(info, loading) if tokenizer is None else tokenizer
     guard_vocabulary(model, tokenizer)
     return wrap_model(info.name, model, tokenizer, chat_template=loading.chat_template, kind=info.kind, pooler=pooler)
 

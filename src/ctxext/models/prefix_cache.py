@@ -1,5 +1,6 @@
 """The cache of a prompt's first tokens, reused for prompts with the same beginning, and a test of that."""
 
+import inspect
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ from ctxext.recipes.code.layout import depends_on_prompt
 from ctxext.verify.decoding_process import cache_argument, cache_of
 
 _LENGTH_DEPENDENT = ("dynamic", "longrope", "su")
-_PROBE_LENGTH, _PROBE_KEPT, _PROBE_EXTRA = 24, 12, 4
+_PROBE_LENGTH, _PROBE_KEPT, _PROBE_EXTRA, _PROBE_COMPARED = 24, 12, 4, 2
 _TOLERANCE = 0.05
 _GROWING = frozenset({"keys", "values"})
 """What a layer without a window keeps of every token."""
@@ -167,6 +168,11 @@ def _copy(value: Any) -> Any:
     return value
 
 
+def limit_logits(model: Any, count: int) -> dict[str, Any]:
+    """Return the argument of a model's forward that limits logits to the last tokens, if it has one."""
+    return {"logits_to_keep": count} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+
+
 def new_cache(model: Any) -> PrefixCache:
     """Return an empty cache for a model."""
     from transformers import DynamicCache
@@ -185,10 +191,11 @@ def sharing_works(model: Any) -> bool:
     ids = (torch.arange(_PROBE_LENGTH, device=model.device)[None] * 7) % size
     try:
         name, whole, parts = cache_argument(model), new_cache(model), new_cache(model)
-        plain = model(input_ids=ids, use_cache=False).logits[:, _PROBE_KEPT:].float()
-        model(input_ids=ids, **{name: whole.cache}, use_cache=True)
+        limit = limit_logits(model, _PROBE_COMPARED)  # Logits of a large vocabulary cost more than the layers.
+        plain = model(input_ids=ids, use_cache=False, **limit).logits[:, -_PROBE_COMPARED:].float()
+        model(input_ids=ids, **{name: whole.cache}, use_cache=True, **limit)
         for end in (_PROBE_KEPT, _PROBE_KEPT + _PROBE_EXTRA):
-            output = model(input_ids=ids[:, parts.length : end], **{name: parts.cache}, use_cache=True)
+            output = model(input_ids=ids[:, parts.length : end], **{name: parts.cache}, use_cache=True, **limit)
             parts.length = end
             parts.mark()
         parts.go_back(_PROBE_KEPT)
@@ -196,7 +203,8 @@ def sharing_works(model: Any) -> bool:
             layer.keys.shape[-2] != _PROBE_KEPT for layer in parts.cache.layers if _growing_names(layer)
         ):
             return False
-        rest = model(input_ids=ids[:, _PROBE_KEPT:], **{name: parts.cache}, use_cache=True).logits.float()
+        rest = model(input_ids=ids[:, _PROBE_KEPT:], **{name: parts.cache}, use_cache=True, **limit).logits
+        rest = rest[:, -_PROBE_COMPARED:].float()
         kept = [*zip(_tensors(whole.cache), _tensors(parts.cache), strict=True)]
     except (LookupError, TypeError, ValueError, AttributeError, NotImplementedError, RuntimeError):
         return False

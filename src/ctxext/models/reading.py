@@ -5,7 +5,6 @@ pieces on a cache, a layer with a window computes each piece against the window 
 in memory. Without windows, one call is faster: it needs no mask.
 """
 
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 
 from ctxext.checkpoint.durations import CPU_PIECE
 from ctxext.checkpoint.head import Head
-from ctxext.models.prefix_cache import PrefixCache
+from ctxext.models.prefix_cache import PrefixCache, limit_logits
 from ctxext.verify.decoding_process import cache_argument
 
 _PIECE = {"cpu": CPU_PIECE}
@@ -35,11 +34,12 @@ def run(model: Any, ids: torch.Tensor, num_kept: int, cache: PrefixCache | None 
         num_kept: The number of last tokens to return logits of.
         cache: The cache of the tokens before, which is extended.
     """
-    options = limit_logits(model, num_kept)
     if cache is None:
-        return _take_last(model(input_ids=ids, use_cache=False, **options), num_kept)
+        return _take_last(model(input_ids=ids, use_cache=False, **limit_logits(model, num_kept)), num_kept)
+    end = cache.length + ids.shape[1]
     for piece, on_cache in _pieces(model, ids, num_kept, cache):
-        output = model(input_ids=piece, **on_cache, **options)
+        is_last = cache.length + piece.shape[1] == end
+        output = model(input_ids=piece, **on_cache, **limit_logits(model, num_kept if is_last else 1))
     return _take_last(output, num_kept)
 
 
@@ -73,11 +73,6 @@ def _pieces(
     for piece in (ids[:, :first], *(torch.split(ids[:, first:], size, dim=1) if first < length else ())):
         yield piece, on_cache
         cache.length += piece.shape[1]
-
-
-def limit_logits(model: Any, count: int) -> dict[str, Any]:
-    """Return the argument of a model's forward that limits logits to the last tokens, if it has one."""
-    return {"logits_to_keep": count} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
 
 
 def _take_last(output: Any, num_kept: int) -> torch.Tensor:
