@@ -148,7 +148,8 @@ def walk(
     Yields:
         The index of a prompt, and the result of `finish`.
     """
-    common, waiting = count_common(ids, num_last), list(range(ids.shape[1]))
+    unit, waiting = new_cache(model).unit, list(range(ids.shape[1]))
+    common = [[count - count % unit for count in counts] for counts in count_common(ids, num_last)]
     prompt = read = 0
     cache: PrefixCache | None = None
     while waiting:
