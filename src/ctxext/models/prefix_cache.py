@@ -114,6 +114,11 @@ class PrefixCache:
         """Return whether a layer attends to fewer tokens than `length`."""
         return any(_has_window(layer) and layer.sliding_window < length for layer in self.cache.layers)
 
+    def count_tokens(self, length: int) -> int:
+        """Return the number of tokens that layers keep of a prompt of a length, summed over all layers."""
+        kept = (layer.sliding_window if _has_window(layer) else length for layer in self.cache.layers)
+        return sum(min(length, most) for most in kept)
+
     @property
     def has_states(self) -> bool:
         """Whether a layer keeps a state instead of every token."""
@@ -186,6 +191,12 @@ def new_cache(model: Any) -> PrefixCache:
     config = model.config.get_text_config(decoder=True)
     chunk = max(_CHUNK, *(getattr(config, key, None) or 0 for key in _CHUNK_KEYS))
     return PrefixCache(DynamicCache(config=model.config), chunk=chunk)
+
+
+def cache_of_windows(model: Any, length: int) -> PrefixCache | None:
+    """Return an empty cache to read a prompt of a length in pieces; None if no window is shorter."""
+    cache = new_cache(model)
+    return cache if cache.has_window_within(length) else None
 
 
 @torch.no_grad()
