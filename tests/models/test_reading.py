@@ -3,10 +3,12 @@
 import pytest
 import torch
 
+from ctxext.checkpoint.head import Head
 from ctxext.data.prompt import Prompt
 from ctxext.models import answers, reading, token_losses
 from ctxext.models.model import LoadedModel
 from ctxext.models.prefix_cache import new_cache, sharing_works
+from ctxext.served.readings import read_tokens
 from hand_made import tiny_llama
 from tiny_models import build
 
@@ -134,3 +136,31 @@ def test_a_mark_is_gone_back_to_more_than_once():
 def test_states_begin_again_where_the_chunks_of_the_model_begin():
     for family, unit in {"gemma3_text": 1, "qwen3_next": 64, "zamba2": 256, "falcon_h1": 64}.items():
         assert new_cache(build(family)).unit == unit
+
+
+@torch.inference_mode()
+def test_readings_of_a_served_checkpoint_are_in_pieces_too(monkeypatch):
+    head = Head(build("gemma3_text"))
+    ids = questions_of(head.model)[0][0].ids
+    sizes, read = [], head.read
+    monkeypatch.setattr(head, "read", lambda piece, **given: sizes.append(piece.shape[1]) or read(piece, **given))
+    whole = read(torch.tensor([ids]))
+    torch.testing.assert_close(read_tokens(head, torch.tensor([ids])), whole, atol=1e-5, rtol=1e-5)
+    assert sizes == [7] * 8 + [4]
+    sizes.clear()
+    read_tokens(head, torch.tensor([ids[:16]]))
+    assert sizes == [16]
+
+
+def test_generated_rows_end_at_their_first_end_token():
+    """Not with the padding up to the end of a longer row."""
+    model = build("llama")
+    loaded = LoadedModel("llama", model, None, can_share=False)
+    questions = [[Prompt([*range(start, start + 20), *[0] * 12], 12, ())] for start in (3, 30, 60)]
+    model.generation_config.eos_token_id = model.generation_config.pad_token_id = None
+    ((_, rows),) = loaded.write(questions, [0])
+    model.generation_config.eos_token_id = end = rows[0][5]
+    model.generation_config.pad_token_id = 7
+    ((_, ended),) = loaded.write(questions, [0])
+    assert ended == [row[: row.index(end) + 1] if end in row else row for row in rows]
+    assert len({*map(len, ended)}) > 1

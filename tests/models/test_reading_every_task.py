@@ -110,7 +110,7 @@ def run_tasks(folder, tasks_by_length, monkeypatch):
             if "perplexity" in tasks:
                 settings["stride"] = 200
             report = evaluate(folder, Settings(tasks=tuple(tasks), **settings), loading=Loading(dtype="fp32"))
-            cells.append(report["models"][0]["cells"])
+            cells += [(cell["task"], cell["depth"], cell["share"]) for cell in report["models"][0]["cells"]]
         recorder.generates = True
         chosen = {"lengths": (LENGTH,), "samples": 2, "depths": (0.2, 0.9), "generate": True, "allow_beyond": True}
         evaluate(folder, Settings(tasks=("needle",), **chosen), loading=Loading(dtype="fp32"))

@@ -210,7 +210,7 @@ class LoadedModel:
         hidden, heads = size("hidden_size", 4096), size("num_attention_heads", 32)
         per_token = 2 * size("num_key_value_heads", heads) * size("head_dim", hidden // heads)
         activations = _STATES * hidden + 3 * size("intermediate_size", 4 * hidden)
-        cache = self.cache_for(length)
+        cache, numbers = self.cache_for(length), 0.0
         if cache is None:
             numbers = (size("num_hidden_layers", 32) * per_token + activations) * length
         else:
