@@ -19,8 +19,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # A package may import itself and those before it. The portable code imports none of them.
 LAYERS = (
     *("version", "notebook", "redaction", "errors", "options", "files", "data"),
-    *("checkpoint", "recipes", "methods", "verify", "converters", "gguf", "server", "engines", "served"),
-    *("models", "tasks", "report", "evaluate"),
+    *("checkpoint", "recipes", "methods", "verify", "converters", "gguf", "server", "engines"),
+    *("models", "served", "tasks", "report", "evaluate"),
     *("compare", "search", "demo", "merge", "finetune", "publish", "api", "cli"),
 )
 MOST_PARAMETERS = 8

@@ -113,6 +113,7 @@ SIZES: dict[str, Any] = {
     "topk_group": 1,
     "v_head_dim": 16,
     "vocab_size": VOCABULARY,
+    "vocab_size_per_layer_input": VOCABULARY,
     # Towers for images and sound, which some families build beside the text model.
     "depth": 1,
     "encoder_layers": 1,
@@ -130,7 +131,6 @@ _PLAIN: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
 _GLOBAL_HEADS: dict[str, Any] = {
     "global_head_dim": 32,
     "hidden_size_per_layer_input": 0,
-    "vocab_size_per_layer_input": VOCABULARY,
 }
 _INDEXER: dict[str, Any] = {
     "indexer_n_heads": 2,
@@ -169,7 +169,6 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "swa_v_head_dim": 16,
     },
     "gemma3n_text": {
-        "vocab_size_per_layer_input": VOCABULARY,
         "hidden_size_per_layer_input": 8,
         "laurel_rank": 8,
         "activation_sparsity_pattern": None,

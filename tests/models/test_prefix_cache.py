@@ -142,6 +142,8 @@ def test_a_nested_configuration_may_contain_the_vocabulary():
 class Cache(list):
     """Of the tokens that were read."""
 
+    unit = 1
+
     def __init__(self):
         self.marks = set()
 

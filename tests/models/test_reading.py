@@ -3,10 +3,12 @@
 import pytest
 import torch
 
+from ctxext.checkpoint.head import Head
 from ctxext.data.prompt import Prompt
 from ctxext.models import answers, reading, token_losses
 from ctxext.models.model import LoadedModel
 from ctxext.models.prefix_cache import new_cache, sharing_works
+from ctxext.served.readings import read_tokens
 from hand_made import tiny_llama
 from tiny_models import build
 
@@ -15,8 +17,10 @@ WINDOWS = ["gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "gpt_oss", "l
 WINDOWS += ["ministral3", "mistral", "phi3", "mimo_v2_flash"]
 STATES = ["qwen3_next", "qwen3_5_text", "falcon_h1", "zamba2", "lfm2", "granitemoehybrid", "olmo_hybrid"]
 LENGTH, ANSWER, BRANCHES = 60, 3, (9, 26, 41)
-TOLERANCE = 3e-5
-"""Of the largest logit; with windows 1e-5. A state is computed by chunks that begin where a piece begins."""
+LONG = 5
+"""Factor of these for models with states, whose pieces begin at multiples of 64 tokens."""
+TOLERANCE, OF_ZAMBA = 1e-5, 3e-5
+"""Of the largest logit. Zamba 2 as built here differs from itself in float64 by 2e-3, whole or in pieces."""
 
 
 @pytest.fixture(autouse=True)
@@ -28,11 +32,11 @@ def loaded_of(family):
     return LoadedModel(family, (model := build(family).eval()), None, can_share=sharing_works(model))
 
 
-def questions_of(model):
+def questions_of(model, factor=1):
     """Two questions of four prompts that differ from some place on, each with an answer."""
-    vocabulary = model.config.get_text_config(decoder=True).vocab_size
-    ids = torch.randint(3, vocabulary, (2, 1, LENGTH), generator=torch.Generator().manual_seed(1)).repeat(1, 4, 1)
-    for number, place in enumerate(BRANCHES, 1):
+    vocabulary, size = model.config.get_text_config(decoder=True).vocab_size, (2, 1, factor * LENGTH)
+    ids = torch.randint(3, vocabulary, size, generator=torch.Generator().manual_seed(1)).repeat(1, 4, 1)
+    for number, place in enumerate((factor * branch for branch in BRANCHES), 1):
         ids[:, number, place:] = (ids[:, number, place:] - 3 + number) % (vocabulary - 3) + 3
     return [[Prompt(row.tolist(), ANSWER, ()) for row in question] for question in ids]
 
@@ -43,12 +47,13 @@ def last_logits(loaded, questions, depths):
 
 @pytest.mark.parametrize("family", [*WINDOWS, *STATES])
 @torch.inference_mode()
-def test_prompts_on_a_shared_cache_equal_whole_prompts(family):
+def test_prompts_on_a_shared_cache_equal_whole_prompts(family, monkeypatch):
+    monkeypatch.setattr(reading, "_PIECE", {"cpu": 64 if family in STATES else 7})
     loaded = loaded_of(family)
     assert loaded.can_share
-    questions = questions_of(loaded.model)
+    questions = questions_of(loaded.model, LONG if family in STATES else 1)
     shared = last_logits(loaded, questions, range(4))
-    allowed = TOLERANCE if family in STATES else 1e-5
+    allowed = OF_ZAMBA if family == "zamba2" else TOLERANCE
     for depth, logits in shared.items():
         ids = torch.tensor([question[depth].ids for question in questions])
         whole = loaded.model(input_ids=ids, use_cache=False).logits[:, -ANSWER - 1 :]
@@ -126,3 +131,36 @@ def test_a_mark_is_gone_back_to_more_than_once():
             cache.go_back(20)
             assert cache.marks == {20}
             assert torch.equal(reading.run(model, ids[:, 20:], 1, cache), first)
+
+
+def test_states_begin_again_where_the_chunks_of_the_model_begin():
+    for family, unit in {"gemma3_text": 1, "qwen3_next": 64, "zamba2": 256, "falcon_h1": 64}.items():
+        assert new_cache(build(family)).unit == unit
+
+
+@torch.inference_mode()
+def test_readings_of_a_served_checkpoint_are_in_pieces_too(monkeypatch):
+    head = Head(build("gemma3_text"))
+    ids = questions_of(head.model)[0][0].ids
+    sizes, read = [], head.read
+    monkeypatch.setattr(head, "read", lambda piece, **given: sizes.append(piece.shape[1]) or read(piece, **given))
+    whole = read(torch.tensor([ids]))
+    torch.testing.assert_close(read_tokens(head, torch.tensor([ids])), whole, atol=1e-5, rtol=1e-5)
+    assert sizes == [7] * 8 + [4]
+    sizes.clear()
+    read_tokens(head, torch.tensor([ids[:16]]))
+    assert sizes == [16]
+
+
+def test_generated_rows_end_at_their_first_end_token():
+    """Not with the padding up to the end of a longer row."""
+    model = build("llama")
+    loaded = LoadedModel("llama", model, None, can_share=False)
+    questions = [[Prompt([*range(start, start + 20), *[0] * 12], 12, ())] for start in (3, 30, 60)]
+    model.generation_config.eos_token_id = model.generation_config.pad_token_id = None
+    ((_, rows),) = loaded.write(questions, [0])
+    model.generation_config.eos_token_id = end = rows[0][5]
+    model.generation_config.pad_token_id = 7
+    ((_, ended),) = loaded.write(questions, [0])
+    assert ended == [row[: row.index(end) + 1] if end in row else row for row in rows]
+    assert len({*map(len, ended)}) > 1

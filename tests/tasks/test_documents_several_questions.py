@@ -66,7 +66,7 @@ def test_answers_on_one_reading_are_those_of_generate(num_needles, ends, forward
     alone = written(loaded, questions)
     if ends:  # A token that the model writes in the middle of an answer.
         loaded.model.generation_config.eos_token_id = loaded.model.generation_config.pad_token_id = alone[2][0][7]
-        alone = {depth: [scoring._cut_at_end(row, [alone[2][0][7]]) for row in rows] for depth, rows in alone.items()}
+        alone = {depth: [scoring.cut_at_end(row, [alone[2][0][7]]) for row in rows] for depth, rows in alone.items()}
         assert {len(row) for rows in alone.values() for row in rows} > {32}
     forwards.clear()
     assert on_one_reading(loaded, questions) == alone

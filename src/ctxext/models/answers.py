@@ -17,7 +17,7 @@ import torch
 
 from ctxext.checkpoint.loading import quiet_transformers
 from ctxext.data.prompt import Prompt
-from ctxext.models.model import LoadedModel
+from ctxext.models.model import LoadedModel, cut_at_end
 from ctxext.models.prefix_cache import (
     PrefixCache,
     follows_length,
@@ -155,7 +155,8 @@ def walk(
     Yields:
         The index of a prompt, and the result of `finish`.
     """
-    common, waiting = count_common(ids, num_last), list(range(ids.shape[1]))
+    unit, waiting = new_cache(model).unit, list(range(ids.shape[1]))
+    common = [[count - count % unit for count in counts] for counts in count_common(ids, num_last)]
     prompt = read = 0
     cache: PrefixCache | None = None
     while waiting:
@@ -285,15 +286,9 @@ def _write_on_shared(
                 loaded.check_finite(logits.amax(-1))
                 tokens = logits.argmax(-1, keepdim=True)
                 new = torch.cat([new, tokens], dim=1)
-            return [_cut_at_end(row, loaded.ends) for row in new.tolist()]
+            return [cut_at_end(row, loaded.ends) for row in new.tolist()]
 
         for depth, texts in walk(model, ids, count_unshared(questions), set(depths), write):
             written |= {(row, depth): text for row, text in zip(rows, texts, strict=True)}
     for depth in depths:
         yield depth, [written[row, depth] for row in range(len(questions))]
-
-
-def _cut_at_end(ids: Sequence[int], ends: Sequence[int]) -> list[int]:
-    """Return the tokens up to the first end token."""
-    last = next((place for place, token in enumerate(ids) if token in ends), len(ids))
-    return list(ids[: last + 1])

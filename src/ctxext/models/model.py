@@ -34,10 +34,10 @@ from ctxext.models.checkpoint_info import CheckpointInfo, GgufInfo
 from ctxext.models.loading import Loading as Loading
 from ctxext.models.prefix_cache import (
     PrefixCache,
+    cache_of_windows,
     forget_longer_prompts,
     is_static,
     is_static_for,
-    new_cache,
     sharing_works,
 )
 from ctxext.models.reading import piece_size, run
@@ -181,13 +181,22 @@ class LoadedModel:
 
     def cache_for(self, length: int) -> PrefixCache | None:
         """Return a cache to read a prompt of a length in pieces, or None where one call is faster or must be made."""
-        cache = new_cache(self.model) if self.may_share(0, length) else None
-        return cache if cache is not None and cache.has_window_within(length) else None
+        return cache_of_windows(self.model, length) if self.may_share(0, length) else None
 
     def rows_that_fit(self, length: int) -> int:
         """Return the number of prompts of a length that fit into memory together.
 
         The estimate uses total instead of free memory, so that batches are reproducible.
+        """
+        weights = sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
+        room = _SHARE * (total_memory(self.device) - weights)
+        return int(min(_MAX_ROWS, max(1, room // self.estimate_memory(length))))
+
+    def estimate_memory(self, length: int) -> int:
+        """Estimate the bytes to read a prompt of a length, without the weights.
+
+        In pieces, layers with a window keep few tokens, and only the activations and the mask of a piece are in memory.
+        The cache grows by copies, which take about its size again.
         """
         config = self.model.config.get_text_config(decoder=True)
 
@@ -199,13 +208,16 @@ class LoadedModel:
             return max(value) if isinstance(value, list) else int(value)  # Gemma 3n lists a value per layer.
 
         hidden, heads = size("hidden_size", 4096), size("num_attention_heads", 32)
-        cached = (
-            2 * size("num_hidden_layers", 32) * size("num_key_value_heads", heads) * size("head_dim", hidden // heads)
-        )
-        per_token = self.model.dtype.itemsize * (cached + _STATES * hidden + 3 * size("intermediate_size", 4 * hidden))
-        weights = sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
-        room = _SHARE * (total_memory(self.device) - weights)
-        return int(min(_MAX_ROWS, max(1, room // (per_token * length))))
+        per_token = 2 * size("num_key_value_heads", heads) * size("head_dim", hidden // heads)
+        activations = _STATES * hidden + 3 * size("intermediate_size", 4 * hidden)
+        cache, numbers = self.cache_for(length), 0.0
+        if cache is None:
+            numbers = (size("num_hidden_layers", 32) * per_token + activations) * length
+        else:
+            piece = min(length, piece_size(self.device))
+            mask = 1.25 * length * piece  # As booleans and as numbers.
+            numbers = 2 * per_token * cache.count_tokens(length) + activations * piece + mask + hidden * length
+        return int(self.model.dtype.itemsize * numbers)
 
     def questions_at_once(self, length: int, num_depths: int) -> int:
         """Return the number of questions per batch, each at some depths."""
@@ -268,7 +280,8 @@ class LoadedModel:
             )
         finally:
             self.model.generation_config = config
-        return [row.tolist() for row in sequences[:, ids.shape[1] :]]
+        # Rows that ended earlier than others are padded, maybe with a token that is text.
+        return [cut_at_end(row, self.ends) for row in sequences[:, ids.shape[1] :].tolist()]
 
     def check_finite(self, values: torch.Tensor) -> None:
         """Raise if a value is NaN or infinite."""
@@ -280,6 +293,12 @@ class LoadedModel:
 
     def close(self) -> None:
         """Release resources other than memory; there are none here."""
+
+
+def cut_at_end(ids: Sequence[int], ends: Sequence[int]) -> list[int]:
+    """Return the tokens up to the first end token."""
+    last = next((place for place, token in enumerate(ids) if token in ends), len(ids))
+    return list(ids[: last + 1])
 
 
 def wrap_model(

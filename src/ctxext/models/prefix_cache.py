@@ -15,6 +15,9 @@ _PROBE_LENGTH, _PROBE_KEPT, _PROBE_EXTRA, _PROBE_COMPARED = 24, 12, 4, 2
 _TOLERANCE = 0.05
 _GROWING = frozenset({"keys", "values"})
 """What a layer without a window keeps of every token."""
+_CHUNK = 64
+_CHUNK_KEYS = ("chunk_size", "mamba_chunk_size")
+"""Tokens in a chunk of the gated delta rule in transformers, and configuration keys of those of other states."""
 _SHORTEST = [[0]]
 """A prompt of one arbitrary token."""
 
@@ -101,20 +104,34 @@ class PrefixCache:
     Args:
         cache: A cache of transformers.
         length: The number of tokens in it.
+        chunk: The number of tokens in a chunk of the model's states.
     """
 
-    def __init__(self, cache: Any, length: int = 0) -> None:
-        self.cache, self.length = cache, length
+    def __init__(self, cache: Any, length: int = 0, chunk: int = 1) -> None:
+        self.cache, self.length, self._chunk = cache, length, chunk
         self._marks: dict[int, list[dict[str, Any]]] = {}
 
     def has_window_within(self, length: int) -> bool:
         """Return whether a layer attends to fewer tokens than `length`."""
         return any(_has_window(layer) and layer.sliding_window < length for layer in self.cache.layers)
 
+    def count_tokens(self, length: int) -> int:
+        """Return the number of tokens that layers keep of a prompt of a length, summed over all layers."""
+        kept = (layer.sliding_window if _has_window(layer) else length for layer in self.cache.layers)
+        return sum(min(length, most) for most in kept)
+
     @property
     def has_states(self) -> bool:
         """Whether a layer keeps a state instead of every token."""
         return any(hasattr(layer, "recurrent_states") for layer in self.cache.layers)
+
+    @property
+    def unit(self) -> int:
+        """The number of tokens between places where pieces should begin.
+
+        A state is computed in chunks, and rounds as in the whole prompt if a piece begins where a chunk does.
+        """
+        return self._chunk if self.has_states else 1
 
     @property
     def marks(self) -> frozenset[int]:
@@ -177,7 +194,15 @@ def new_cache(model: Any) -> PrefixCache:
     """Return an empty cache for a model."""
     from transformers import DynamicCache
 
-    return PrefixCache(DynamicCache(config=model.config))
+    config = model.config.get_text_config(decoder=True)
+    chunk = max(_CHUNK, *(getattr(config, key, None) or 0 for key in _CHUNK_KEYS))
+    return PrefixCache(DynamicCache(config=model.config), chunk=chunk)
+
+
+def cache_of_windows(model: Any, length: int) -> PrefixCache | None:
+    """Return an empty cache to read a prompt of a length in pieces; None if no window is shorter."""
+    cache = new_cache(model)
+    return cache if cache.has_window_within(length) else None
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ in memory. Without windows, one call is faster: it needs no mask.
 """
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -61,18 +62,18 @@ def _pieces(
 ) -> Iterator[tuple[torch.Tensor, dict[str, Any]]]:
     """Yield each piece of some tokens, with the arguments to read it on the cache, which counts them.
 
-    Pieces are counted from the end, so that the last one contains all returned logits.
+    Pieces are counted from the beginning, as `generate` of transformers does. The last one contains all returned
+    logits, so it may be longer.
     """
     length = ids.shape[1]
     in_one = cache.length == 0 and not cache.has_window_within(length)
-    size = length if in_one else max(num_kept, piece_size(ids.device))
-    first = length % size or size
-    if first == 1 < length and cache.has_states:  # Zamba 2 computes a single token differently.
-        first += size
+    size = length if in_one else piece_size(ids.device)
+    kept = max(num_kept, 2)  # Zamba 2 computes a single token differently.
+    starts = [*range(0, max(1, length - kept + 1), size)]
     on_cache = {cache_argument(model): cache.cache, "use_cache": True}
-    for piece in (ids[:, :first], *(torch.split(ids[:, first:], size, dim=1) if first < length else ())):
-        yield piece, on_cache
-        cache.length += piece.shape[1]
+    for start, end in pairwise([*starts, length]):
+        yield ids[:, start:end], on_cache
+        cache.length += end - start
 
 
 def _take_last(output: Any, num_kept: int) -> torch.Tensor:

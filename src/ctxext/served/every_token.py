@@ -14,7 +14,7 @@ from ctxext.engines.vllm import Vllm
 from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.code.staging import stage_checkpoint
 from ctxext.recipes.model_config import model_config
-from ctxext.served.readings import load_reading
+from ctxext.served.readings import load_reading, read_tokens
 
 TOLERANCE = 1e-3
 """Largest difference of a log-probability between equal runs in float32, in nats."""
@@ -114,7 +114,7 @@ def _read(head: Head, prompt: Sequence[int]) -> list[float]:
 
     with torch.inference_mode():
         ids = torch.tensor([prompt], device=head.model.device)
-        losses: list[float] = head.measure_losses(head.read(ids)[:, :-1], ids[:, :-1], ids[0, 1:]).tolist()
+        losses: list[float] = head.measure_losses(read_tokens(head, ids)[:, :-1], ids[:, :-1], ids[0, 1:]).tolist()
     return [-loss for loss in losses]
 
 

@@ -9,6 +9,8 @@ from ctxext.checkpoint.head import Head
 from ctxext.checkpoint.loading import choose_device, load_checkpoint
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
+from ctxext.models.prefix_cache import cache_of_windows, is_static_for, sharing_works
+from ctxext.models.reading import read_states
 from ctxext.recipes.code.staging import stage_checkpoint
 from ctxext.recipes.encodings.rotary import attention_scaling
 from ctxext.recipes.model_config import ModelConfig, model_config
@@ -96,6 +98,13 @@ def load_reading(checkpoint: Checkpoint, config: dict[str, Any], *, foreign: boo
         yield Head(model)
 
 
+def read_tokens(head: Head, ids: "torch.Tensor") -> "torch.Tensor":
+    """Return the last hidden states of tokens (batch, length), read in pieces if a window makes that faster."""
+    model, length = head.model, ids.shape[1]
+    may_split = is_static_for(model.config.to_dict(), 0, length) and sharing_works(model)
+    return read_states(head, ids, cache_of_windows(model, length) if may_split else None)
+
+
 def measure_errors(head: Head, probe: Probe, *, last: int | None = None) -> list[list[float]]:
     """Return the server's log-probabilities minus those of a loaded reading, by generated token, in nats.
 
@@ -134,5 +143,5 @@ def _log_probabilities(head: Head, ids: Sequence[int], chosen: Sequence[int]) ->
     device = next(head.model.parameters()).device
     tokens = torch.tensor([[*ids, *chosen[:-1]]], device=device)
     with torch.inference_mode():
-        hidden = head.read(tokens)[:, -len(chosen) :]
+        hidden = read_tokens(head, tokens)[:, -len(chosen) :]
         return head(hidden, tokens[:, -len(chosen) :])[0].float().log_softmax(-1).cpu()
