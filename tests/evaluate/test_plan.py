@@ -326,8 +326,10 @@ def test_time_leftin_words(seconds, shown):
     assert labels[-1].startswith(f"kv ({shown}")
 
 
-@pytest.mark.parametrize(("processes", "batch", "size"), [("1", None, 4), ("2", None, 3), ("1", 2, 2), ("4", 5, 2)])
-def test_portions_cover_every_sample_once_and_every_process_has_some(processes, batch, size, monkeypatch):
+@pytest.mark.parametrize(("processes", "batch", "size"), [("1", None, 4), ("2", None, 4), ("1", 2, 2), ("4", 5, 5)])
+def test_portions_cover_every_sample_once_and_do_not_depend_on_the_number_of_processes(
+    processes, batch, size, monkeypatch
+):
     monkeypatch.setenv("WORLD_SIZE", processes)
     settings = Settings(samples=5, depths=(0.0, 1.0), batch_size=batch)
     document = SimpleNamespace(keys=[SimpleNamespace(length=1000)])

@@ -7,14 +7,16 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from ctxext.cli.eval import ReportPlace, resumable, warn_of_thoughts
+from ctxext.cli.eval import ReportPlace, warn_of_thoughts
 from ctxext.cli.eval_tables import heat_maps, results_table
 from ctxext.cli.options import SourceArgument, takes_options
 from ctxext.cli.output import Output
+from ctxext.cli.processes import Launch, resumable
 from ctxext.compare.candidates import CompareOptions
 from ctxext.compare.page import PAGE
 from ctxext.compare.tables import tabulate_costs, tabulate_losses
 from ctxext.converters.engine_support import EXACT, PARTLY
+from ctxext.files.processes import rank
 from ctxext.models.loading import Loading
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ def compare(
     options: CompareOptions,
     loading: Loading,
     place: ReportPlace,
+    launch: Launch,
     output: Output,
 ) -> None:
     """Try every suitable method on the model in memory and compare them.
@@ -46,7 +49,8 @@ def compare(
     """
     from ctxext.compare.run import compare as run
 
-    out = place.folder()
+    out, output.quiet = place.folder(), output.quiet or rank() != 0
+    launch.start(out, output)
     with resumable(out, output), output.progress("comparing") as progress:
         report = run(
             source,
