@@ -26,7 +26,7 @@ from ctxext.options import check_options, option
 _MOST = 256
 _PAUSE = 0.1
 _GRACE = 10.0
-"""Seconds for a process to end by itself: an invalid model or file ends all of them, and the first one reports it."""
+"""Seconds to wait for the first process: an invalid model or file ends all of them, and it reports the error."""
 _PATIENCE = 2.0
 """Seconds to wait after a signal."""
 

@@ -333,7 +333,7 @@ class Meter:
         self._seconds, self._at = self._seconds + now - self._at, now
         cost = self.cost(model, lengths)
         self._spent += cost
-        left = self._seconds / self._spent * (self.total - self.reached - cost) / self._team.size
+        left = self._seconds / self._spent * (self.total - self._team.add("progress") - cost) / self._team.size
         is_long = left >= _LONG and math.isinf(self.end)
         advice = f", half of it with --samples {max(1, self.samples // 2)}" if is_long else ""
         left = max(0.0, min(left, self.end - now))
