@@ -8,7 +8,10 @@
 # make versions  what tests/versions/ reads in the supported releases of transformers, and the quick tests of convert, inspect,
 #   verify and export in two of them; make releases installs these releases, make readers reads a sample
 # make newest  the quick tests with the newest release of every package but torch; make newer runs it only if tools/newest.py finds one
-# make bench-gpu  every method with code on an accelerator beside the unmodified model; BENCH_GPU="--device cpu --shape tiny" tries it without one
+# make bench-gpu  logits, speed and memory of methods with code, and a training step, on an accelerator in nine minutes;
+#   BENCH_GPU="--device cpu --shape tiny" tries it without one
+# make gpu-wheels  the packages that a machine with torch, transformers and peft lacks, as files in .wheels/, for
+#   python benchmarks/gpu_session.py without a network
 # make docs-site  the pages of docs/ as a site, in site/
 # make story  every command of the README and of docs/ in an environment with ctxext alone
 # make thorough  the cases that the quick tests leave out; PART=0/6 the first sixth of them (also of the pages in make story)
@@ -27,7 +30,7 @@ TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 # Tests that only read the source: its layers and its English.
 SOURCE_RULES := tests/test_architecture.py tests/test_english.py
 
-.PHONY: demo test check newest newer bench-gpu fuzz slow engines database story golden affected releases readers versions thorough lint docs pythons lowest docs-site clean
+.PHONY: demo test check newest newer bench-gpu gpu-wheels fuzz slow engines database story golden affected releases readers versions thorough lint docs pythons lowest docs-site clean
 
 demo: $(VENV)/installed
 	$(BIN)/ctxext demo
@@ -167,7 +170,14 @@ lowest: $(UV)
 	$(TEST_ENV) .venv-lowest/bin/python -m pytest -q $(SPREAD) -m "not slow and not engine and not thorough" $(LOWEST_TESTS)
 
 bench-gpu: $(VENV)/installed
-	$(BIN)/python benchmarks/gpu.py $(BENCH_GPU)
+	$(BIN)/python benchmarks/gpu_session.py $(BENCH_GPU)
+
+GPU_PYTHON ?= 3.12
+GPU_PACKAGES ?= pydantic pydantic_core annotated-types typing-inspection typing_extensions filelock
+gpu-wheels: $(VENV)/installed
+	rm -rf .wheels
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --dest .wheels \
+		--python-version $(GPU_PYTHON) --platform manylinux2014_x86_64 -c $(CONSTRAINTS) $(GPU_PACKAGES)
 
 # --strict: a link that leads nowhere or a docstring that cannot be read fails.
 docs-site: .venv-docs/installed
@@ -185,4 +195,4 @@ $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	touch $@
 
 clean:
-	rm -rf .venv .venv-releases .venv-newest .venv-story .venv-engines .venv-uv .venv-python* .venv-lowest .venv-docs site demo-out .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .wheels .venv-releases .venv-newest .venv-story .venv-engines .venv-uv .venv-python* .venv-lowest .venv-docs site demo-out .pytest_cache .mypy_cache .ruff_cache

@@ -4,6 +4,7 @@ Each side runs in a separate process, which separates their peak memory. Prints 
 
     python benchmarks/finetune.py [--lengths 8192] [--vocabulary 128256] [--steps 3] [--dtype fp32]
     python benchmarks/finetune.py --shape 135m --lengths 1024 2048 4096 8192
+    python benchmarks/finetune.py --shape 8b --dtype bf16 --device cuda --lengths 8192 32768 --json
 """
 
 import argparse
@@ -14,15 +15,21 @@ import tempfile
 import time
 from pathlib import Path
 
-# Width, inner width, layers, heads, KV heads, vocabulary: a toy, and the shape of a model of 135M parameters.
-SHAPES = {"toy": (64, 128, 2, 8, 4, 128256), "135m": (576, 1536, 30, 9, 3, 49152)}
+# Width, inner width, layers, heads, KV heads, vocabulary: two toys, the shape of a model of 135M parameters, and four
+# layers of Llama 3.1 8B.
+SHAPES = {
+    "tiny": (64, 128, 2, 4, 2, 1024),
+    "toy": (64, 128, 2, 8, 4, 128256),
+    "135m": (576, 1536, 30, 9, 3, 49152),
+    "8b": (4096, 14336, 4, 32, 8, 128256),
+}
 SIDES = ("trainer", "ctxext")
 
 
 def make_model(options):
     """Return a random Llama of the chosen shape."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoModelForCausalLM, LlamaConfig
 
     torch.manual_seed(0)
     width, inner, layers, heads, kv_heads, _ = SHAPES[options.shape]
@@ -39,7 +46,8 @@ def make_model(options):
         attn_implementation="sdpa",
     )
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[options.dtype]
-    return LlamaForCausalLM(config).to(options.device, dtype)
+    with torch.device(options.device):
+        return AutoModelForCausalLM.from_config(config, dtype=dtype)
 
 
 def run_side(options):
@@ -48,7 +56,7 @@ def run_side(options):
     from peft import LoraConfig, get_peft_model
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
-    from ctxext.files.processes import peak_memory
+    from ctxext.files.processes import forget_peak, peak_memory
     from ctxext.finetune.loss import use_chunked_loss
 
     ours = options.side != "trainer"
@@ -68,6 +76,7 @@ def run_side(options):
         def on_log(self, args, state, control, logs=None, **kwargs):
             losses.extend([logs["loss"]] if "loss" in logs else [])
 
+    forget_peak(adapted.device)
     before = peak_memory(adapted.device) if options.device == "cpu" else torch.cuda.memory_allocated()
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
@@ -104,6 +113,7 @@ def main():
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
+    parser.add_argument("--json", action="store_true", help="print a line of JSON for each side instead of a table")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--length", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -113,7 +123,38 @@ def main():
         return
     for length in options.lengths:
         options.length = length
-        print_table(options)
+        if options.json:
+            print_lines(options)
+        else:
+            print_table(options)
+
+
+class SideError(SystemExit):
+    """The process of a side failed; the message is its stderr."""
+
+
+def measure_side(options, side: str) -> dict:
+    """Return the figures of a side's process."""
+    script = str(Path(__file__))
+    command = [sys.executable, script, *sys.argv[1:], "--side", side, "--length", str(options.length)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise SideError(result.stderr.strip() or f"exit code {result.returncode}")
+    return json.loads(result.stderr.strip().splitlines()[-1])
+
+
+def print_lines(options):
+    """Print the best of the rounds of each side at one length, or its error."""
+    for side in options.sides:
+        line = {"side": side, "length": options.length, "shape": options.shape, "dtype": options.dtype}
+        try:
+            runs = [measure_side(options, side) for _ in range(options.rounds)]
+            best = {key: min(run[key] for run in runs) for key in ("seconds", "memory", "peak")}
+            line |= {"tokens_per_s": options.length / best["seconds"], "loss": runs[0]["loss"], **best}
+        except SideError as error:
+            sys.stderr.write(f"{error}\n")
+            line["error"] = str(error).splitlines()[-1]
+        print(json.dumps(line), flush=True)
 
 
 def print_table(options):
@@ -121,19 +162,7 @@ def print_table(options):
     found = {side: [] for side in options.sides}
     for _ in range(options.rounds):  # The sides alternate, so that a busy machine slows both equally.
         for side in options.sides:
-            command = [
-                sys.executable,
-                str(Path(__file__)),
-                *sys.argv[1:],
-                "--side",
-                side,
-                "--length",
-                str(options.length),
-            ]
-            result = subprocess.run(command, capture_output=True, text=True, check=False)
-            if result.returncode:
-                raise SystemExit(result.stderr)
-            found[side].append(json.loads(result.stderr.strip().splitlines()[-1]))
+            found[side].append(measure_side(options, side))
     print(f"{options.length} tokens, vocabulary {options.vocabulary}, shape {options.shape}, "
           f"{options.dtype} on {options.device}; best of {options.rounds}")  # fmt: skip
     print(f"{'':16}{'s/step':>9}{'CPU s':>8}{'tokens/s':>10}{'peak GiB':>10}{'step GiB':>10}{'loss':>9}")

@@ -1,35 +1,31 @@
-"""Methods with code against the unmodified model on an accelerator: prefill, decoding and memory, 8k to 128k tokens.
+"""Cost of methods with code on an accelerator, against the unmodified model: prefill, decode steps and memory.
 
-    python benchmarks/gpu.py [--attention sdpa,flash_attention_2] [--methods dca,mspoe] [--minutes 18] [--out gpu.jsonl]
+    python benchmarks/gpu.py [--attention sdpa,flash_attention_2] [--methods dca,mspoe] [--lengths 8192,32768]
+    python benchmarks/gpu.py --shape gemma3 --piece 4096
     python benchmarks/gpu.py --device cpu --shape tiny
 
-Layers of Llama 3.1 8B with random weights in bfloat16: four of its 32, as all are alike. The stock model and a method
-take turns; a prefill is the least of three, or the only one where it takes long, a decoding step the least of twenty,
-from a cache of random keys and values. Memory is what torch allocates at most in a prefill, beyond the weights. Each
-line of the output is JSON: one device, attention and method. Past the time limit cells are left out.
+Layers of Llama 3.1 8B or Gemma 3 12B with random weights in bfloat16: four of 32, or six of 48, as the others are
+alike. The unmodified model ("stock") and a method take turns; a prefill is the least of three, or the only one if it is
+slow, a decode step the least of twenty, from a cache of random keys and values. Memory is the peak that torch allocates
+in a prefill, beyond the weights. Prints a line of JSON for each length, attention and method.
 """
 
 import argparse
 import itertools
-import json
-import platform
-import sys
 import tempfile
 import time
 from functools import partial
 from pathlib import Path
 
 import torch
-import transformers
-from random_models import MAPS, convert, fill, in_turns, map_recipe, mspoe_recipe, tokens
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
+from random_models import MAPS, build, convert, describe, drop_missing, fill, in_turns, print_line, recipe_of, tokens
+from transformers import AutoConfig, DynamicCache
 
-from ctxext import __version__
-
-# Sizes, the model's context length, the lengths to measure and the dtype.
+# Model type and sizes, the model's context length, the lengths to measure and the dtype.
 SHAPES = {
     "8b": (
         {
+            "model_type": "llama",
             "hidden_size": 4096,
             "intermediate_size": 14336,
             "num_hidden_layers": 4,
@@ -37,27 +33,54 @@ SHAPES = {
             "num_key_value_heads": 8,
         },
         4096,
-        "8192,16384,32768,65536,131072",
+        "8192,32768,131072",
+        torch.bfloat16,
+    ),
+    "gemma3": (  # One layer in six has full attention.
+        {
+            "model_type": "gemma3_text",
+            "architectures": ["Gemma3ForCausalLM"],
+            "hidden_size": 3840,
+            "intermediate_size": 15360,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "head_dim": 256,
+            "sliding_window": 1024,
+        },
+        4096,
+        "8192,32768,131072",
         torch.bfloat16,
     ),
     "tiny": (
-        {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4},
+        {
+            "model_type": "llama",
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+        },
+        128,
+        "256,512",
+        torch.float32,
+    ),
+    "tiny-gemma3": (
+        {
+            "model_type": "gemma3_text",
+            "architectures": ["Gemma3ForCausalLM"],
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "sliding_window": 64,
+        },
         128,
         "256,512",
         torch.float32,
     ),
 }
-
-
-def build(folder: Path, device: str, dtype, attention: str):
-    """Create a model with random weights from a folder's configuration and code."""
-    torch.manual_seed(0)
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
-    with torch.device(device):
-        model = AutoModelForCausalLM.from_config(
-            config, trust_remote_code=True, dtype=dtype, attn_implementation=attention
-        )
-    return model.eval()
 
 
 def clock_of(device: str):
@@ -88,80 +111,89 @@ def measure_memory(call, device: str) -> float:
     return (module.max_memory_allocated() - before) / 2**20
 
 
-def measure(models: dict, length: int, device: str) -> dict[str, dict[str, float]]:
-    """Measure the unmodified model and another one, alternating.
-
-    The figures are the prefill in seconds, a decode step in ms, and memory in MiB (not on a CPU).
-    """
-    clock, ids, step = clock_of(device), tokens(length, device), tokens(1, device)
-    calls = {kind: partial(model, ids, use_cache=True, logits_to_keep=1) for kind, model in models.items()}
-    figures = {"prefill_s": least(calls, clock)}
-    if device != "cpu":
-        figures["memory_mib"] = {kind: measure_memory(call, device) for kind, call in calls.items()}
+def measure_steps(models: dict, length: int, device: str) -> dict[str, float]:
+    """Return the least milliseconds of a decode step, by model."""
+    clock, step = clock_of(device), tokens(1, device)
     steps = {kind: partial(model, step, past_key_values=fill(model, length)) for kind, model in models.items()}
     in_turns(steps, 2, clock)  # The first step rotates all far keys.
-    figures["step_ms"] = {kind: 1000 * seconds for kind, seconds in in_turns(steps, 20, clock).items()}
-    return figures
+    return {kind: 1000 * seconds for kind, seconds in in_turns(steps, 20, clock).items()}
 
 
-def cell(models: dict, kind: str, length: int, device: str) -> dict:
-    """Return a method's figures at one length with their ratios to the unmodified model.
+def prefill(model, ids, piece: int | None = None):
+    """Return the logits of the last token, after a prefill in one call or in pieces."""
+    cache = DynamicCache(config=model.config)
+    for part in ids.split(piece or ids.shape[1], dim=1):
+        logits = model(part, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+    return logits
 
-    If memory runs out, the row contains an error instead.
+
+def compare_pieces(models: dict, ids, piece: int) -> dict[str, float]:
+    """Return the difference of the last logits between pieces and one call, relative to the largest logit."""
+    logits = {kind: [prefill(model, ids, size).float() for size in (None, piece)] for kind, model in models.items()}
+    return {kind: float((whole - parts).abs().max() / whole.abs().max()) for kind, (whole, parts) in logits.items()}
+
+
+def list_figures(models: dict, length: int, piece: int | None, device: str) -> dict:
+    """Return functions that measure all models, by the name of the figure."""
+    clock, ids = clock_of(device), tokens(length, device)
+    figures = {}
+    for name, size in {"prefill": None, "pieces": piece}.items() if piece else [("prefill", None)]:
+        calls = {kind: partial(prefill, model, ids, size) for kind, model in models.items()}
+        figures[f"{name}_s"] = partial(least, calls, clock)
+        if device != "cpu":
+            figures[f"{name}_memory_mib"] = lambda calls=calls: {
+                kind: measure_memory(call, device) for kind, call in calls.items()
+            }
+    if piece:
+        figures["pieces_difference"] = partial(compare_pieces, models, ids, piece)
+    return {**figures, "step_ms": partial(measure_steps, models, length, device)}
+
+
+def measure(models: dict, kind: str, length: int, piece: int | None, device: str) -> dict:
+    """Return a method's figures at one length, those of the unmodified model, and their ratios.
+
+    A figure that fails, for example because memory runs out, is an error instead.
     """
-    row: dict = {"length": length}
-    try:
-        figures = measure(models, length, device)
-    except torch.OutOfMemoryError:
-        return {**row, "error": "out of memory"}
-    for name, values in figures.items():
-        row |= {name: round(values[kind], 4), f"{name.split('_')[0]}_ratio": round(values[kind] / values["stock"], 4)}
+    row: dict = {}
+    for name, figure in list_figures(models, length, piece, device).items():
+        try:
+            values = figure()
+        except Exception as error:
+            row[name] = describe(error)
+            continue
+        row |= {name: round(values[kind], 6), f"stock_{name}": round(values["stock"], 6)}
+        if name != "pieces_difference":
+            row[f"{name.rpartition('_')[0]}_ratio"] = round(values[kind] / values["stock"], 4)
     return row
 
 
 @torch.no_grad()
 def main() -> None:
-    """Print and write a line for each attention and method."""
+    """Print a line for each length, attention and method."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", help="cuda, xpu or cpu.")
     parser.add_argument("--shape", choices=list(SHAPES), default="8b")
     parser.add_argument("--methods", default=",".join([*MAPS, "mspoe"]))
     parser.add_argument("--attention", default="sdpa,flash_attention_2")
     parser.add_argument("--lengths", help="Default: those of the shape.")
-    parser.add_argument("--minutes", type=float, default=18, help="Start no new measurement after these minutes.")
-    parser.add_argument("--out", type=Path, default=Path("gpu.jsonl"), help="Append lines to this file.")
+    parser.add_argument("--piece", type=int, help="Also prefill in pieces of so many tokens.")
     options = parser.parse_args()
-    started = time.monotonic()
     sizes, window, lengths, dtype = SHAPES[options.shape]
     lengths = [int(length) for length in (options.lengths or lengths).split(",")]
-    about = {
-        "device": platform.machine() if options.device == "cpu" else getattr(torch, options.device).get_device_name(),
-        "model": f"Llama, {options.shape}, {sizes['num_hidden_layers']} layers, {str(dtype).removeprefix('torch.')}",
-        "versions": {"ctxext": __version__, "torch": torch.__version__, "transformers": transformers.__version__},
-    }
-    config = LlamaConfig(**sizes, vocab_size=1024, max_position_embeddings=window)
+    config = AutoConfig.for_model(**sizes, vocab_size=1024, max_position_embeddings=window, bos_token_id=None)
+    about = {"shape": options.shape, "layers": config.num_hidden_layers, "dtype": str(dtype).removeprefix("torch.")}
     with tempfile.TemporaryDirectory() as place:
-        folders, missing = Path(place), set()
+        folders = Path(place)
         config.save_pretrained(folders / "stock")
-        for attention, kind in itertools.product(options.attention.split(","), options.methods.split(",")):
-            if attention in missing:
-                continue
-            line = {**about, "attention": attention, "method": kind, "cells": []}
-            recipe = mspoe_recipe(config) if kind == "mspoe" else map_recipe(kind, max(lengths) / window)
-            convert(folders / kind, config, recipe)
-            try:
-                models = {name: build(folders / name, options.device, dtype, attention) for name in ("stock", kind)}
-            except ImportError as error:
-                print(f"Skipping {attention}, which is not installed: {error}", file=sys.stderr)
-                missing.add(attention)
-                continue
-            for length in lengths:
-                if time.monotonic() - started < 60 * options.minutes:
-                    line["cells"].append(cell(models, kind, length, options.device))
+        # Short lengths first, so that a run that is stopped has figures of every method.
+        for length, attention, kind in itertools.product(
+            lengths, drop_missing(options.attention.split(",")), options.methods.split(",")
+        ):
+            convert(folders / kind, config, recipe_of(kind, config, max(lengths) / window))
+            line = {**about, "attention": attention, "method": kind, "length": length}
+            models = {name: build(folders / name, options.device, dtype, attention) for name in ("stock", kind)}
+            print_line(line | measure(models, kind, length, options.piece, options.device))
             del models
-            print(json.dumps(line), flush=True)
-            with options.out.open("a") as file:
-                file.write(json.dumps(line) + "\n")
 
 
 if __name__ == "__main__":

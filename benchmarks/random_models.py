@@ -1,4 +1,4 @@
-"""Random Llamas, their conversions and measurements for the benchmarks of methods with code."""
+"""Random models, their conversions and measurements for the benchmarks of methods with code."""
 
 import json
 import os
@@ -11,22 +11,24 @@ from pathlib import Path
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
-from transformers import AttentionInterface, AutoModelForCausalLM, DynamicCache, logging
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, DynamicCache, LlamaConfig, logging
 
-from ctxext.api import METHODS, Recipe
+from ctxext.api import Recipe
 from ctxext.methods import MsPoE
 from ctxext.portable.method import state_of
 from ctxext.recipes.model_config import model_config
+from ctxext.recipes.registry import method_named
 
 logging.set_verbosity_error()
 logging.disable_progress_bar()
+TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 8}
 MAPS = ["self-extend", "bifocal", "dca", "rerope", "sinks", "window", "adaptive"]
 
 
 def convert(folder: Path, config, recipe: Recipe) -> Path:
     """Write the configuration and the code of a conversion to a folder."""
     folder.mkdir(exist_ok=True)
-    settings = {**config.to_dict(), "architectures": ["LlamaForCausalLM"]}
+    settings = {**config.to_dict(), "architectures": config.architectures or ["LlamaForCausalLM"]}
     (folder / "config.json").write_text(json.dumps(recipe.edit(model_config(settings)).config))
     for file, text in recipe.code_files(settings).items():
         (folder / file).write_text(text)
@@ -35,8 +37,7 @@ def convert(folder: Path, config, recipe: Recipe) -> Path:
 
 def map_recipe(kind: str, factor: float) -> Recipe:
     """Return the recipe of a relation map."""
-    method = next(method for method in METHODS if method.name == kind)
-    return Recipe([method(factor=factor)])
+    return Recipe([method_named(kind)(factor=factor)])
 
 
 def mspoe_recipe(config, order: str = "calibrated", schedule: str = "linear") -> Recipe:
@@ -45,6 +46,13 @@ def mspoe_recipe(config, order: str = "calibrated", schedule: str = "linear") ->
     orders = [random.Random(layer).sample(range(heads), heads) for layer in range(config.num_hidden_layers)]
     ranks = tuple(map(tuple, orders)) if order == "calibrated" else None
     return Recipe([MsPoE(head_order=order, ranks=ranks, first_layer=0, schedule=schedule)])
+
+
+def recipe_of(kind: str, config, factor: float) -> Recipe:
+    """Return the recipe of any method with code."""
+    if kind == "mspoe":
+        return mspoe_recipe(config)
+    return Recipe([method_named(kind)()]) if kind == "distance-aware" else map_recipe(kind, factor)
 
 
 def released(module, query, key, value, mask, scaling=None, **kwargs):
@@ -69,6 +77,17 @@ def load(folder: Path, attention: str = "sdpa"):
     ).eval()
 
 
+def build(folder: Path, device: str, dtype, attention: str):
+    """Create a model with random weights from a folder's configuration and code."""
+    torch.manual_seed(0)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(
+            config, trust_remote_code=True, dtype=dtype, attn_implementation=attention
+        )
+    return model.eval()
+
+
 def tokens(length: int, device: str = "cpu"):
     """Return random token ids (1, length)."""
     return torch.randint(0, 1024, (1, length), generator=torch.Generator().manual_seed(0)).to(device)
@@ -78,7 +97,8 @@ def fill(model, total: int, cache=None):
     """Fill a cache with random keys and values for `total` tokens and return it."""
     config, weight = model.config, model.lm_head.weight
     cache = DynamicCache(config=config) if cache is None else cache
-    shape = 2, 1, config.num_key_value_heads, total, config.hidden_size // config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    shape = 2, 1, config.num_key_value_heads, total, width
     torch.manual_seed(0)
     for layer in range(len(model.model.layers)):
         cache.update(*torch.randn(shape, device=weight.device, dtype=weight.dtype).unbind(0), layer)
@@ -96,6 +116,29 @@ def in_turns(steps: dict, rounds: int, clock=time.process_time) -> dict[str, flo
             step()
             best[name] = min(best[name], clock() - start)
     return best
+
+
+def describe(error: Exception) -> str:
+    """Return the class of an error and the first line of its message."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
+def drop_missing(attentions: list[str]) -> list[str]:
+    """Return the installed implementations of attention; print a line for each of the others."""
+    installed = []
+    for name in attentions:
+        try:
+            AutoModelForCausalLM.from_config(LlamaConfig(**TINY), attn_implementation=name, dtype=torch.bfloat16)
+        except Exception as error:
+            print_line({"attention": name, "skipped": describe(error)})
+        else:
+            installed.append(name)
+    return installed
+
+
+def print_line(line: dict) -> None:
+    """Print a line of JSON at once."""
+    print(json.dumps(line), flush=True)
 
 
 def peak(folder: Path, length: int, attention: str = "sdpa") -> float:

@@ -42,6 +42,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 compiled_once.install()
 # The commands are built once: for each command line again that is a third of a quick one.
 typer.main.get_command = typer.testing._get_command = functools.cache(typer.main.get_command)
+gc.disable()  # Until all tests are collected: what they import stays.
 atexit.register(shutil.rmtree, os.environ["HF_MODULES_CACHE"], ignore_errors=True)
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
@@ -78,6 +79,7 @@ def pytest_collection_finish() -> None:
     sys.dont_write_bytecode = KEEPS_NO_BYTECODE
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def leave_meta_weights() -> None:

@@ -113,6 +113,10 @@ SAMPLED = {
         "test_merged_equals_the_adapter": "^tied-(dora|orthogonal|embedding|head whole)$|^untied-embedding whole$",
         "test_what_cannot_be_merged_is_refused_with_its_reason": "^tied-|rows",
     },
+    "models/test_reading.py": {
+        "test_losses_and_generated_tokens_of_pieces_equal_those_of_whole_prompts": "^(gemma3_text|llama4_text)$",
+        "test_prompts_on_a_shared_cache_equal_whole_prompts": "^(gemma3_text|falcon_h1)$",
+    },
     "models/test_loading.py": {
         "test_a_class_of_tokenizers_that_is_none_is_one_line": r"^(a\.b|NoSuchTokenizer|RagTokenizer)$",
     },

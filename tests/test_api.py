@@ -214,6 +214,7 @@ def test_other_results_are_shown():
     assert "2.500" in next(iter(shown.values()))._repr_html_()
 
 
+@pytest.mark.thorough
 def test_a_report_is_its_content_and_is_shown(tmp_path):
     asked = {"tasks": ("passkey",), "samples": 1, "depths": (0.5,)}
     report = evaluate("demo", Settings(**asked), lengths="256")

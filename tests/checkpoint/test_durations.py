@@ -36,3 +36,17 @@ def test_long_texts_take_more_per_token():
 )
 def test_durations(seconds, text):
     assert format_duration(seconds) == text
+
+
+def test_layers_with_a_window_or_a_state_cost_no_more_with_the_length():
+    """Work in units of 64 tokens: 1 + 8192 / 64 · (1 + attended / even)."""
+    config = {**CONFIG, "model_type": "gemma3_text", "head_dim": 16, "num_hidden_layers": 6, "sliding_window": 512}
+    config["layer_types"] = ["sliding_attention"] * 5 + ["full_attention"]
+    even = break_even(config)
+    attended = (8192 + 5 * (512 + 512)) / 6
+    assert cost_of(config)(8192) == 1 + round(8192 * (1 + attended / even) / 64)
+    assert cost_of(config)(900) == 1 + round(900 * (1 + 900 / even) / 64)
+    config["layer_types"] = ["linear_attention"] * 5 + ["full_attention"]
+    assert cost_of({**config, "model_type": "qwen3_next"})(8192) == pytest.approx(
+        1 + 8192 * (1 + 8192 / 6 / break_even({**config, "model_type": "qwen3_next"})) / 64, abs=1
+    )

@@ -111,6 +111,7 @@ def test_the_loss_of_every_masked_family(name, tmp_path, counted):
 
 
 @pytest.mark.parametrize("name", ["llama", "opt", "bert"])
+@pytest.mark.thorough
 def test_losses_of_a_narrow_model_are_computed_in_float32(name, tmp_path):
     """A softmax in 16 bits has an error of 0.01."""
     model = build(name, tmp_path).to(torch.bfloat16)

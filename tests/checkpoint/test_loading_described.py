@@ -180,6 +180,7 @@ def with_config(folder, config):
 
 
 @pytest.mark.parametrize("changed", HUGE, ids=str)
+@pytest.mark.thorough
 def test_a_description_that_the_files_cannot_hold(llama, changed):
     begun = time.process_time()
     with pytest.raises(CtxextError, match=r"describes far more weights than its files contain"):

@@ -72,6 +72,7 @@ def test_a_traceback_is_shown_on_request_without_tokens(raised):
     assert "\x1b" not in result.stderr
 
 
+@pytest.mark.thorough
 def test_threads_print_no_traceback_either(raised):
     thread = "thread = threading.Thread(target=dive); thread.start(); thread.join()"
     assert raised(thread).stderr == ""

@@ -91,6 +91,7 @@ def tiny(checkpoint):
     return run
 
 
+@pytest.mark.thorough
 def test_all_candidates_share_one_copy_of_the_weights(tiny, tmp_path, monkeypatch):
     loaded = []
     monkeypatch.setattr(Run, "_measure", lambda run, model, work, done: loaded.append(model.model.lm_head.weight))
@@ -155,6 +156,7 @@ def slow(monkeypatch):
     return now, pace
 
 
+@pytest.mark.thorough
 def test_candidates_that_do_not_fit_are_refused_before_running(tiny, slow, monkeypatch, run, checkpoint, tmp_path):
     now, pace = slow
     pace[0] = 0.5

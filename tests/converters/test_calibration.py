@@ -41,15 +41,20 @@ def order_of(scores) -> list[int]:
 
 
 def shares(folder, pieces) -> torch.Tensor:
-    """(layers, heads): the share of keys above three times the mean in the last row, from whole attention matrices."""
+    """(layers, heads): the share of keys above three times the mean, from whole attention matrices.
+
+    It is averaged over every second of the last rows, at most 64 and half of them.
+    """
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
     original = llama.apply_rotary_pos_emb
     counts = []
 
     def unrotated(query, key, cos, sin, *args, **kwargs):
         scores = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
-        row = scores[0, :, -1].softmax(-1)
-        counts.append((row > 3 * row.mean(-1, keepdim=True)).double().mean(-1))
+        size = scores.shape[-1]
+        rows = [scores[0, :, end - 1, :end].softmax(-1) for end in range(size, size - min(64, size // 2), -2)]
+        each = [(row > 3 * row.mean(-1, keepdim=True)).double().mean(-1) for row in rows]
+        counts.append(torch.stack(each).mean(0))
         return original(query, key, cos, sin, *args, **kwargs)
 
     llama.apply_rotary_pos_emb = unrotated  # The statistic is that of queries and keys before their rotation.
@@ -62,9 +67,10 @@ def shares(folder, pieces) -> torch.Tensor:
     return torch.stack(counts).unflatten(0, (len(pieces), -1)).mean(0)
 
 
+@pytest.mark.thorough
 def test_the_first_layer_equals_the_plain_statistic(source, tmp_path):
     """Layer 0 sees the same hidden states with and without Ms-PoE, so a reference on the stock model is exact there."""
-    text = "".join(chr(33 + (7 * i * i) % 90) for i in range(16 * 40))
+    text = "".join(chr(33 + (7 * i * i) % 90) for i in range(2 * 150))
     (tmp_path / "text.txt").write_text(text)
     done = convert(
         str(source),
@@ -74,7 +80,7 @@ def test_the_first_layer_equals_the_plain_statistic(source, tmp_path):
         calibration=Calibration(tmp_path / "text.txt"),
     )
     ids = torch.tensor(PreTrainedTokenizerFast.from_pretrained(source)(text)["input_ids"])
-    wanted = shares(source, [ids[i * 40 : (i + 1) * 40] for i in range(16)])[0].tolist()
+    wanted = shares(source, [ids[start : start + 128] for start in (0, 150)])[0].tolist()
     assert len(set(wanted)) > 1
     ranks = read_json(tmp_path / "out" / "config.json")["ctxext_code"]["steps"][0]["ranks"]
     assert ranks[0] == order_of(wanted)
@@ -94,7 +100,7 @@ def test_the_recipe_contains_the_calibrated_order(source, tmp_path):
 def stand_in(monkeypatch):
     """The module of a checkpoint's code, and what makes a model with it of a forward."""
     module = ModuleType("ctxext_test_model.mspoe")
-    module.MsPoE = type("MsPoE", (), {"order": None})
+    module.MsPoE = type("MsPoE", (), {"choose": None})
     monkeypatch.setitem(sys.modules, module.__name__, module)
 
     def make(forward):
@@ -104,12 +110,21 @@ def stand_in(monkeypatch):
     return module, make
 
 
-@pytest.mark.parametrize(("num_tokens", "length"), [(16 * 100, 32), (16 * 20, 20)])
-def test_no_chunk_is_longer_than_the_model_was_trained_on(num_tokens, length, stand_in):
+@pytest.mark.parametrize(
+    ("num_tokens", "trained", "length"), [(2 * 100, 32, 32), (2 * 20, 32, 20), (2 * 2000, 8192, 512)]
+)
+def test_no_chunk_is_longer_than_the_model_was_trained_on(num_tokens, trained, length, stand_in):
     lengths = []
     model = stand_in[1](lambda ids: lengths.append(ids.shape[1]))
-    head_scores(model, letters_of(256), "a" * num_tokens, trained_length=32)
-    assert lengths == [length] * 16
+    head_scores(model, letters_of(256), "a" * num_tokens, trained)
+    assert lengths == [length] * 2
+
+
+def test_chunks_are_spread_over_the_text(stand_in):
+    starts = []
+    model = stand_in[1](lambda ids: starts.append(chr(ids[0, 0])))
+    head_scores(model, letters_of(256), "a" * 50 + "b" * 50, trained_length=32)
+    assert starts == ["a", "b"]
 
 
 def test_a_model_that_fails_leaves_the_code_of_checkpoints_as_it_was(stand_in):
@@ -117,12 +132,12 @@ def test_a_model_that_fails_leaves_the_code_of_checkpoints_as_it_was(stand_in):
     module, make = stand_in
 
     def fails(ids):
-        assert module.MsPoE.order is not None
+        assert module.MsPoE.choose is not None
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        head_scores(make(fails), letters_of(256), "a" * 16 * 20, trained_length=32)
-    assert module.MsPoE.order is None
+        head_scores(make(fails), letters_of(256), "a" * 2 * 20, trained_length=32)
+    assert module.MsPoE.choose is None
 
 
 def test_calibration_text(tmp_path):
@@ -143,3 +158,17 @@ def test_the_released_code_takes_the_order_for_the_ratios_numbers():
     for variant, ranks in (("paper", (3, 0, 1, 2)), ("released", (1, 2, 3, 0))):
         recipe = order_heads(Recipe([MsPoE(variant=variant)]), scores)
         assert recipe.steps[0].ranks == (ranks,)
+
+
+def test_the_order_does_not_depend_on_the_number_of_threads(source, tmp_path):
+    (tmp_path / "text.txt").write_text("".join(chr(33 + (7 * i * i) % 90) for i in range(300)))
+    before, ranks = torch.get_num_threads(), []
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            calibration = Calibration(tmp_path / "text.txt")
+            done = convert(str(source), tmp_path / str(count), Recipe([MsPoE()]), check=False, calibration=calibration)
+            ranks.append(done.plan.recipe.steps[-1].ranks)
+    finally:
+        torch.set_num_threads(before)
+    assert ranks[0] == ranks[1]

@@ -53,6 +53,7 @@ def thinker(checkpoint, tmp_path):
 ASKED = ("--task", "passkey", "--lengths", "300", "--samples", "1", "--depths", "1", "--allow-beyond", "--json")
 
 
+@pytest.mark.thorough
 def test_eval_warns_and_reports(thinker, tmp_path, run):
     result = run("eval", str(thinker), *ASKED, "--out", str(tmp_path / "report"))
     assert result.exit_code == 0, result.output

@@ -9,6 +9,7 @@ from ctxext.errors import CtxextError
 from hand_made import tiny_llama
 
 
+@pytest.mark.thorough
 def test_the_tables_contain_the_results(run, checkpoint, tmp_path):
     out = tmp_path / "out"
     words = ["--task", "passkey,kv", "-t", "short", "--kv-ids", "number", "--lengths", "300,512", "--samples", "2"]
@@ -147,6 +148,7 @@ def test_the_next_command_continues_this_evaluation(words, step, run, checkpoint
     [(False, "ctxext finetune {folder} OUT"), (True, "ctxext push {folder} USER/stretched --report {out}")],
     ids=["extended", "trained"],
 )
+@pytest.mark.thorough
 def test_the_next_step_names_the_folder(is_tuned, step, run, checkpoint, tmp_path):
     """One that was trained is not proposed for training again, and a name is no path."""
     folder, out = tmp_path / "deep" / "stretched", tmp_path / "out"

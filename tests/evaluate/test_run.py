@@ -135,6 +135,7 @@ def test_two_processes_share_the_work(checkpoint, tmp_path):
     assert without_times(shared) == without_times(json.loads(json.dumps(whole)))
 
 
+@pytest.mark.thorough
 def test_torn_and_foreign_lines_are_left_out(run, checkpoint, tmp_path):
     words = ["--task", "passkey", "--lengths", "300", "--samples", "2", "--depths", "2", "--out", tmp_path / "out"]
     assert run("eval", checkpoint, *words).exit_code == 0
@@ -150,6 +151,7 @@ def test_torn_and_foreign_lines_are_left_out(run, checkpoint, tmp_path):
     assert without_times(again) == without_times(whole) | {"skipped_lines": 3}
 
 
+@pytest.mark.thorough
 def test_two_runs_do_not_share_a_folder(run, checkpoint, tmp_path):
     from ctxext.files.output_directory import lock_output
 

@@ -76,6 +76,7 @@ def test_files_put_there_meanwhile_stay(overwrite, llama, tmp_path):
     assert names(tmp_path) == ["llama", "out", "out-2"]
 
 
+@pytest.mark.thorough
 def test_two_writers_of_one_output(llama, tmp_path):
     script = (
         "import sys, time\nfrom pathlib import Path\nfrom ctxext.files.output_directory import staging_directory\n"

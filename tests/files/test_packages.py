@@ -69,6 +69,7 @@ def test_convert_reports_it_once_for_methods_with_code(run, newer, tmp_path):
     assert "99.1.0" not in run(*words, "yarn").output
 
 
+@pytest.mark.thorough
 def test_verify_reports_it(run, newer, tmp_path):
     assert run("convert", "demo", tmp_path / "out", "--method", "yarn", "--factor", "4", "--quiet").exit_code == 0
     checks = json.loads(run("verify", tmp_path / "out", "--json").stdout)["checks"]

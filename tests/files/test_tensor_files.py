@@ -136,6 +136,7 @@ def random_header(draw: random.Random) -> tuple[dict[str, object], int]:
     return {name: header[name] for name in names}, size
 
 
+@pytest.mark.thorough
 def test_random_headers_are_judged_as_the_library_judges_them(tmp_path):
     draw, path, accepted = random.Random(0), tmp_path / "x.safetensors", 0
     for _ in range(600):

@@ -55,6 +55,7 @@ def test_one_json_object_and_the_rest_on_stderr(base, data, tmp_path):
     assert str(tmp_path) not in (tmp_path / "out" / "finetune.json").read_text()
 
 
+@pytest.mark.thorough
 def test_quiet_leaves_only_the_result(base, data, tmp_path):
     result = run("finetune", base, tmp_path / "out", "--data", data, *OPTIONS, "-q")
     assert result.stderr.strip() == ""
@@ -70,6 +71,7 @@ def test_an_adapter_can_be_merged_separately(base, data, tmp_path):
     assert (logits(load(tmp_path / "merged")) - logits(load(base))).abs().max() > 1e-3
 
 
+@pytest.mark.thorough
 def test_demo_documents_are_made_for_any_tokenizer(base, tmp_path):
     result = run("finetune", base, tmp_path / "out", "--data", "demo", *OPTIONS, "--json")
     assert json.loads(result.stdout)["data"]["num_sequences"] == 6

@@ -201,6 +201,7 @@ def test_a_quantized_base_is_refused_before_it_is_trained(base, tmp_path):
         ({"positions": "pose"}, "run-on"),
     ],
 )
+@pytest.mark.thorough
 def test_the_suggested_packing_fits_the_other_options(base, tmp_path, options, way):
     records = [{"prompt": f"w{2 + n} w5 ", "completion": "w7 w8"} for n in range(8)]
     lines = []

@@ -182,6 +182,7 @@ def test_damaged_sequences_and_settings_end_in_one_line(base, folder, tmp_path, 
         tune(base, tmp_path / "out", OPTIONS, resume=True)
 
 
+@pytest.mark.thorough
 def test_a_damaged_log_of_steps_loses_only_its_lines(base, folder, tmp_path):
     log = folder / "steps.jsonl"
     lines = log.read_bytes().splitlines()

@@ -9,7 +9,7 @@ from transformers import LlamaForCausalLM
 from ctxext.data.prompt import Prompt
 from ctxext.errors import CtxextError
 from ctxext.files.processes import forget_peak, peak_memory
-from ctxext.models import answers
+from ctxext.models import answers, reading
 from ctxext.models import model as evaluate_model
 from ctxext.models.answers import answer_losses, are_exact, run, run_as_written, score_depths
 from ctxext.models.model import LoadedModel
@@ -97,15 +97,17 @@ def test_what_is_run_for_the_prompts_of_a_haystack(changes, common, options, run
     """Tokens at once; one prompt alone where nothing is in common."""
     model = noting(**changes)
     questions = prompts(common or 0, num_prompts=1 if common is None else 2)
-    asked = range(len(questions[0]))
-    answers = dict(score_depths(loaded_with(model, **options), questions, asked))
+    asked, loaded = range(len(questions[0])), loaded_with(model, **options)
+    loaded.may_share(LENGTH, LENGTH)  # A cache is tried once.
+    model.runs = []
+    answers = dict(score_depths(loaded, questions, asked))
     assert sorted(answers) == [*asked]
     assert model.runs == runs
 
 
-def test_caches_with_other_states_are_not_cropped():
-    model = noting(rope_scaling=DYNAMIC)  # Within 512 tokens it is fixed, so that sharing would do.
-    model._is_stateful = True
+def test_what_is_fixed_within_its_length_shares_a_cache_only_if_that_works(monkeypatch):
+    monkeypatch.setattr("ctxext.models.model.sharing_works", lambda _: False)
+    model = noting(rope_scaling=DYNAMIC)
     assert len(dict(score_depths(loaded_with(model), prompts(10), [0, 1]))) == 2
     assert model.runs == [1, 24, 1, 24]
 
@@ -174,7 +176,7 @@ def test_an_answer_s_logits_are_those_of_writing_it_whatever_ran_before(kind, ch
 @pytest.mark.parametrize(("length", "kept", "runs"), [(12, 2, [2, 5, 5]), (11, 2, [1, 5, 5]), (12, 7, [5, 7])])
 @torch.inference_mode()
 def test_a_cache_is_begun_in_one_run_and_continued_in_pieces_counted_from_the_end(monkeypatch, length, kept, runs):
-    monkeypatch.setattr(answers, "_PIECE", {"cpu": 5})
+    monkeypatch.setattr(reading, "_PIECE", {"cpu": 5})
     model, ids = noting(), tokens(2, 8 + length)
     whole = model(ids).logits
     cache, model.runs = new_cache(model), []
@@ -235,6 +237,7 @@ def test_greedy_decoding_takes_none_of_the_checkpoint_s_settings_but_its_tokens(
         loaded_with(writer)._decode(tokens(2, 6), 2)
 
 
+@pytest.mark.thorough
 def test_logits_of_earlier_steps_are_freed():
     """32 steps of 4 rows with 151,936 words: one step's float32 logits take 2 MiB, those of all steps 74 MiB."""
     model = tiny_llama(

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import DynamicCache, LlamaForCausalLM, Qwen2Config
+from transformers import DynamicCache, LlamaForCausalLM
 
 from ctxext.models import answers
 from ctxext.models.answers import count_common, walk
@@ -12,7 +12,6 @@ from ctxext.models.prefix_cache import (
     follows_length,
     is_static,
     is_static_for,
-    new_cache,
     sharing_works,
 )
 from ctxext.tasks.documents import Documents
@@ -116,23 +115,6 @@ def test_a_cache_with_other_uses_is_not_shared(way):
     assert sharing_works(odd())
 
 
-def test_only_layers_that_keep_everything_can_be_cropped():
-    assert new_cache(odd()) is not None
-    mixed = Qwen2Config(
-        hidden_size=32,
-        num_attention_heads=4,
-        num_hidden_layers=2,
-        layer_types=["full_attention", "sliding_attention"],
-        use_sliding_window=True,
-        sliding_window=8,
-    )
-    stateful, sliding = odd(), SimpleNamespace(config=mixed, _is_stateful=False, device="cpu")
-    stateful._is_stateful = True
-    for model in (stateful, sliding):
-        assert new_cache(model) is None
-        assert not sharing_works(model)
-
-
 @pytest.mark.parametrize("scale", [0.0, 1.0, 1e5])
 def test_sharing_is_tried_whatever_the_size_of_the_logits(scale):
     model = odd()
@@ -160,11 +142,18 @@ def test_a_nested_configuration_may_contain_the_vocabulary():
 class Cache(list):
     """Of the tokens that were read."""
 
-    def get_seq_length(self):
-        return len(self)
+    def __init__(self):
+        self.marks = set()
 
-    def crop(self, surplus):
-        del self[surplus:]
+    def mark(self):
+        self.marks.add(len(self))
+
+    def go_back(self, length):
+        del self[length:]
+        self.marks = {mark for mark in self.marks if mark <= length}
+
+    def has_window_within(self, length):
+        return False
 
 
 @pytest.mark.parametrize(

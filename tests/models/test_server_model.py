@@ -160,6 +160,7 @@ def test_the_command(run, demo, tmp_path):
     ("choice", "usage"),
     [({"finish_reason": "length"}, {"completion_tokens": 0}), ({"finish_reason": "stop"}, {"completion_tokens": 0})],
 )
+@pytest.mark.thorough
 def test_nothing_at_all_is_no_wrong_answer(demo, choice, usage):
     body = json.dumps({"choices": [{"text": "", **choice}], "usage": usage}).encode()
     served = Served(*demo, override=lambda path: (200, {}, body) if path == "/v1/completions" else None)

@@ -124,6 +124,7 @@ def warnings_of(monkeypatch):
         ("use_cache=False", "a text grows without a cache"),
     ],
 )
+@pytest.mark.thorough
 def test_prompt_order_warns_of_clients_that_do_not_suit_it(models, monkeypatch, client, warning):
     said = warnings_of(monkeypatch)
     model, ids = models("prompt"), tokens(100)

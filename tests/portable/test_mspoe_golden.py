@@ -26,6 +26,7 @@ def golden():
 
 
 @pytest.mark.parametrize("length", [32, 128])
+@pytest.mark.thorough
 def test_prefill_and_decoding(released, golden, length):
     tensors, cases = golden
     case = cases[f"from2.len{length}"]

@@ -184,6 +184,7 @@ def test_no_verify_shares_what_was_changed(run, extended):
     assert run("push", extended, "me/tiny", "--dry-run", "--no-verify").exit_code == 0
 
 
+@pytest.mark.thorough
 def test_dry_run_shows_everything_and_writes_nothing(commands, server, extended):
     before = local(extended)
     [[code, out, err]] = commands(["push", extended, "me/tiny", "--dry-run"])

@@ -148,6 +148,7 @@ def test_redundant_keys_change_no_rotation_of_any_family(name):
 
 
 @pytest.mark.parametrize("name", REDUNDANT)
+@pytest.mark.thorough
 def test_a_second_conversion_and_the_way_back_leave_no_redundant_key(llama_source, tmp_path, name):
     convert(str(llama_source), tmp_path / "first", Recipe([step_of(name, 4)]))
     assert not failures(verify(str(tmp_path / "first"), load=False))

@@ -224,6 +224,7 @@ def test_it_is_replaced_and_not_stacked(row_wise, tmp_path):
     assert load(tmp_path / "out")(tokens(8 * LENGTH)).logits.isfinite().all()
 
 
+@pytest.mark.thorough
 def test_code_named_by_the_source_is_not_loaded(tmp_path):
     """MPT and Falcon-RW were published with code of their own, whose configuration is no class of transformers."""
     source = tiny_encodings.save("mpt", tmp_path / "source")

@@ -122,6 +122,7 @@ def test_a_recipe_that_is_being_tried_counts_among_the_trials(tmp_path):
     assert study.is_due(2)
 
 
+@pytest.mark.thorough
 def test_a_study_that_several_write_is_waited_for(tmp_path):
     """SQLite's default timeout is 5 seconds, and a slow disk holds the lock longer."""
     for place in (StudyPlace(path=tmp_path / "a.db"), StudyPlace(storage=f"sqlite:///{tmp_path / 'b.db'}")):
@@ -214,6 +215,7 @@ def test_a_process_killed_while_it_queued_recipes_is_continued(tmp_path):
     assert queued == [parameters for _, parameters in space.starts()]
 
 
+@pytest.mark.thorough
 def test_a_trial_is_requeued_once(tmp_path, monkeypatch):
     """Two processes see that a third one is dead; the slower one must not take the trial from the faster one."""
     place, space = StudyPlace(path=tmp_path / "study.db"), build_space(open_checkpoint("demo"), 1024, ["ntk"])

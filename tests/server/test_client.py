@@ -69,6 +69,7 @@ def test_a_server_without_an_answer_times_out():
     assert time.monotonic() - began < 5
 
 
+@pytest.mark.thorough
 def test_ten_gigabytes_are_not_read():
     script = f"""if True:
         import resource, socket, threading

@@ -144,6 +144,7 @@ def test_prompts_are_exact_and_the_same_for_the_same_seed(name):
     assert not {text_of(prompt, tokenizer) for prompt in one} & {text_of(prompt, tokenizer) for prompt in other}
 
 
+@pytest.mark.thorough
 def test_every_length_from_the_shortest_on():
     """Even without room for any other turn."""
     tokenizer = with_template("gemma3")

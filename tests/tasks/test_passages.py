@@ -137,6 +137,7 @@ POOLINGS = {
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.thorough
 def test_texts_are_pooled_and_truncated_as_the_files_specify(pooling, tmp_path):
     loaded = loaded_from(make_encoder(tmp_path / "m", **POOLINGS[pooling]))
     assert loaded.pooler.length == 8

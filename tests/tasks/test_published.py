@@ -101,6 +101,7 @@ def questions_of(task, tokenizer, length, count=40):
         yield prompt, tokenizer.decode(prompt.ids[: -prompt.num_answer], skip_special_tokens=True)
 
 
+@pytest.mark.thorough
 def test_walks_match_the_list_of_edges(tokenizer):
     """Worked out again from the text of each prompt alone."""
     operations, sizes = set(), set()
@@ -207,6 +208,7 @@ def test_lists_of_words_fill_every_length_and_have_one_answer(name, tokenizer):
             assert len(re.findall(r"\n+Question", text)[-1]) < max(40, 0.01 * length)
 
 
+@pytest.mark.thorough
 def test_two_documents_answer_together():
     task = RETRIEVAL_TASKS["ruler-qa-2"]
     for seed in range(20):

@@ -43,6 +43,7 @@ def recipe(ratio_max: float) -> Recipe:
     return Recipe([MsPoE(ratio_max=ratio_max, first_layer=0, head_order="fixed")])
 
 
+@pytest.mark.thorough
 def test_a_model_that_does_not_load_is_reported_as_such(llama_source, tmp_path):
     source = open_checkpoint(str(llama_source))
     convert(str(llama_source), tmp_path / "out", recipe(1.8), check=False)

@@ -56,6 +56,7 @@ def test_code_that_finds_no_cache_is_refused(name, llama_source, tmp_path):
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.thorough
 def test_one_text_of_no_numbers_is_the_largest_difference(llama_source, monkeypatch, at):
     model = AutoModelForCausalLM.from_pretrained(llama_source)
     original = decoding_process.decode

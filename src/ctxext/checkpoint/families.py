@@ -646,6 +646,11 @@ def sliding_layers(config: Mapping[str, Any], family: Family) -> list[int]:
     return [index for index, name in enumerate(layer_types(config, family)) if name in SLIDING_TYPES]
 
 
+def window_of(config: Mapping[str, Any], family: Family) -> int | None:
+    """Return the size in tokens of the window or chunk that sliding layers attend to, or None."""
+    return read(config, family, "attention_chunk_size") or read(config, family, "sliding_window") or None
+
+
 def idle_window(config: Mapping[str, Any], family: Family, length: int) -> int | None:
     """Return the window in tokens that takes effect only at a longer context length, or None."""
     # The model was not trained with such a window, so a longer context must not switch it on silently.

@@ -23,6 +23,7 @@ from ctxext.checkpoint.families import (
     rotary_dim,
     sliding_layers,
     text_config,
+    window_of,
 )
 from ctxext.errors import CtxextError
 from ctxext.files.schemas import CONFIG, SIZES, check_schema
@@ -223,7 +224,7 @@ def cache_numbers(config: Mapping[str, Any], family: Family, length: int) -> int
     Layers with a window or chunks cache at most that many tokens. Latent attention caches one compressed vector and
     one rotated key for all heads (DeepSeek-V2, section 2.1). States of constant size are not counted.
     """
-    window = read(config, family, "attention_chunk_size") or read(config, family, "sliding_window") or length
+    window = window_of(config, family) or length
     count, num_shared = (read(config, family, key) or 0 for key in ("num_hidden_layers", "num_kv_shared_layers"))
     borrowing = set(range(count - num_shared, count))  # They use the keys of earlier layers (Gemma 3n).
     full, sliding = ({*layers(config, family)} - borrowing for layers in (full_attention_layers, sliding_layers))

@@ -67,9 +67,9 @@ class Head:
             (batch, length, width).
         """
         if not self.is_separate:
-            logits: torch.Tensor = self.forward(input_ids=ids, **self.options, **arguments).logits
+            logits: torch.Tensor = self.forward(input_ids=ids, **{**self.options, **arguments}).logits
             return logits
-        output = base_of(self.model)(input_ids=ids, **self.options, **arguments)
+        output = base_of(self.model)(input_ids=ids, **{**self.options, **arguments})
         self._kind = type(output)
         hidden: torch.Tensor = output.last_hidden_state
         return hidden

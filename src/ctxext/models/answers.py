@@ -2,14 +2,13 @@
 
 Greedy decoding returns an answer if and only if each of its tokens is the arg-max given the tokens before it, so
 exact match needs no generation. Prompts of one haystack have a common prefix up to a needle or up to the question. If
-the position encoding allows it, the prefix runs once, and its cache is cropped to the prefix of the next prompt.
+the position encoding allows it, the prefix runs once, and its cache goes back to the prefix of the next prompt.
 
 If the prompt determines the order of heads, or the schedule depends on the length, a forward pass over prompt and
 answer differs from generation, because it depends on the answer's last token. Then each prompt runs as in generation:
 first the prompt, then the answer on its cache, token by token if the schedule depends on the length.
 """
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -19,15 +18,12 @@ import torch
 from ctxext.checkpoint.loading import quiet_transformers
 from ctxext.data.prompt import Prompt
 from ctxext.models.model import LoadedModel
-from ctxext.models.prefix_cache import follows_length, forget_longer_prompts, is_static_for, new_cache
-from ctxext.verify.decoding_process import cache_argument, cache_of
+from ctxext.models.prefix_cache import PrefixCache, follows_length, forget_longer_prompts, is_static_for, new_cache
+from ctxext.models.reading import limit_logits, run
+from ctxext.verify.decoding_process import cache_of
 
 _WORTH = 1 / 8
 """Minimum share of a reused prefix in a prompt: a first piece needs no mask and is faster."""
-
-_PIECE = {"cpu": 512}
-_LARGE_PIECE = 2048
-"""Size of the pieces that continue a cache: the mask of a piece is computed even if it hides everything."""
 
 Finished = TypeVar("Finished")
 
@@ -95,7 +91,7 @@ def _run_all(
         prompts = ids[:, depth]
         if is_fixed:
             forget_longer_prompts(loaded.model)
-            yield depth, prompts, run(loaded.model, prompts, num_kept)
+            yield depth, prompts, run(loaded.model, prompts, num_kept, loaded.cache_for(length))
         else:
             yield depth, prompts, run_as_written(loaded.model, prompts, _count_answers(questions, depth), num_kept)
 
@@ -134,27 +130,27 @@ def walk(
     ids: torch.Tensor,
     num_last: int,
     chosen: set[int],
-    finish: Callable[[int, torch.Tensor, Any], Finished],
+    finish: Callable[[int, torch.Tensor, PrefixCache | None], Finished],
 ) -> Iterator[tuple[int, Finished]]:
     """Read the common tokens of prompts once, and finish each chosen prompt on their cache.
 
     Each prompt is followed by the one with the longest common prefix. Tokens shared with any other prompt run
-    separately, so that the cache can be cropped there, and the pieces do not depend on the chosen prompts.
+    separately, so that the cache can go back there, and the pieces do not depend on the chosen prompts.
 
     Args:
-        model: A causal language model with caches that can be cropped.
+        model: A causal language model with caches that can be continued.
         ids: Tokens of shape (batch, prompts, length), without padding.
         num_last: The number of last tokens that prompts never share.
         chosen: Indices of the prompts to finish.
         finish: Called with the index of a prompt, its remaining tokens of shape (batch, rest), and the cache of the
-            tokens before them, or None. It may extend the cache.
+            tokens before them, or None for no cache. It may extend the cache.
 
     Yields:
         The index of a prompt, and the result of `finish`.
     """
     common, waiting = count_common(ids, num_last), list(range(ids.shape[1]))
     prompt = read = 0
-    cache: Any = None
+    cache: PrefixCache | None = None
     while waiting:
         prompt = max(waiting, key=common[prompt].__getitem__)
         waiting.remove(prompt)
@@ -162,37 +158,18 @@ def walk(
             continue
         shared = {count for index, count in enumerate(common[prompt]) if index != prompt}
         ends = sorted(end for end in shared if end >= _WORTH * ids.shape[2])
-        done = common[prompt][read] if cache is not None else 0
-        if done not in ends:
-            done, cache = 0, new_cache(model) if ends else None
-        elif surplus := cache.get_seq_length() - done:
-            cache.crop(-surplus)
+        done = common[prompt][read]
+        if cache is not None and done in cache.marks:
+            cache.go_back(done)
+        else:
+            done, cache = 0, new_cache(model)
         for start, end in pairwise([done, *(end for end in ends if end > done)]):
             run(model, ids[:, prompt, start:end], 1, cache)
-        yield prompt, finish(prompt, ids[:, prompt, ends[-1] if ends else 0 :], cache)
+            cache.mark()
+        # What shares nothing is read in one call, unless a window makes pieces faster.
+        needs_cache = bool(ends) or cache.has_window_within(ids.shape[2])
+        yield prompt, finish(prompt, ids[:, prompt, ends[-1] if ends else 0 :], cache if needs_cache else None)
         read = prompt
-
-
-def run(model: Any, ids: torch.Tensor, num_kept: int, cache: Any = None) -> torch.Tensor:
-    """Return the logits after the last tokens of some prompts, of shape (batch, num_kept, vocabulary).
-
-    Args:
-        model: A causal language model.
-        ids: Tokens of shape (batch, length), without padding.
-        num_kept: The number of last tokens to return logits of.
-        cache: The cache of the tokens before, which is extended.
-    """
-    options: dict[str, Any] = _limit_logits(model, num_kept)
-    if cache is None:
-        return _take_last(model(input_ids=ids, use_cache=False, **options), num_kept)
-    options[cache_argument(model)] = cache
-    start, length = 0, ids.shape[1]
-    size = length if cache.get_seq_length() == 0 else max(num_kept, _PIECE.get(ids.device.type, _LARGE_PIECE))
-    # Pieces are counted from the end, so that the last one contains all returned logits.
-    for end in range(length, 0, -size)[::-1]:
-        output = model(input_ids=ids[:, start:end], use_cache=True, **options)
-        start = end
-    return _take_last(output, num_kept)
 
 
 def run_as_written(model: Any, ids: torch.Tensor, num_answers: Sequence[int], num_kept: int) -> torch.Tensor:
@@ -221,21 +198,12 @@ def run_as_written(model: Any, ids: torch.Tensor, num_answers: Sequence[int], nu
 
 def _answer_logits(model: Any, ids: torch.Tensor, size: int, *, token_by_token: bool) -> torch.Tensor:
     forget_longer_prompts(model)
-    first = model(input_ids=ids[:, :-size], use_cache=True, **_limit_logits(model, 1))
-    cache, logits = cache_of(first), [first.logits[:, -1:]]
+    first = model(input_ids=ids[:, :-size], use_cache=True, **limit_logits(model, 1))
+    cache, logits = PrefixCache(cache_of(first), ids.shape[1] - size), [first.logits[:, -1:]]
     if size > 1:
         pieces = torch.split(ids[:, -size:-1], 1 if token_by_token else size, dim=1)
         logits += [run(model, piece, piece.shape[1], cache) for piece in pieces]
     return torch.cat(logits, dim=1)
-
-
-def _limit_logits(model: Any, count: int) -> dict[str, Any]:
-    return {"logits_to_keep": count} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
-
-
-def _take_last(output: Any, num_kept: int) -> torch.Tensor:
-    logits: torch.Tensor = output.logits
-    return logits[:, -num_kept:]
 
 
 def are_exact(loaded: LoadedModel, logits: torch.Tensor, ids: torch.Tensor, num_answers: Sequence[int]) -> list[bool]:
@@ -299,7 +267,9 @@ def _write_on_shared(
         rows = [row for row, of_row in enumerate(sizes) if of_row == alike]
         ids = tokens_of([questions[row] for row in rows]).to(loaded.device)
 
-        def write(depth: int, rest: torch.Tensor, cache: Any, alike: tuple[int, ...] = alike) -> list[list[int]]:
+        def write(
+            depth: int, rest: torch.Tensor, cache: PrefixCache | None, alike: tuple[int, ...] = alike
+        ) -> list[list[int]]:
             # A prompt that shares nothing also needs a cache, for the generated tokens.
             cache = new_cache(model) if cache is None else cache
             tokens, new = rest[:, : -alike[depth]], rest[:, :0]

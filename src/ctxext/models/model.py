@@ -33,12 +33,14 @@ from ctxext.files.strict import parse_json, read_text
 from ctxext.models.checkpoint_info import CheckpointInfo, GgufInfo
 from ctxext.models.loading import Loading as Loading
 from ctxext.models.prefix_cache import (
+    PrefixCache,
     forget_longer_prompts,
     is_static,
     is_static_for,
     new_cache,
     sharing_works,
 )
+from ctxext.models.reading import piece_size, run
 from ctxext.recipes.code.own_code import carries_code, check_pinned, needs_code, runs_only_own_code
 from ctxext.recipes.code.staging import stage_checkpoint
 
@@ -151,20 +153,36 @@ class LoadedModel:
         with torch.inference_mode():
             while True:
                 ids = torch.ones((1, length), dtype=torch.long, device=self.device)
-                self.model(input_ids=ids[:, :8])
+                self._read_once(ids[:, :8])
                 began = time.monotonic()
-                float(self.model(input_ids=ids)[0].flatten()[0])  # Reading a value waits for the GPU.
+                float(self._read_once(ids).flatten()[0])  # Reading a value waits for the GPU.
                 seconds = time.monotonic() - began
                 if seconds >= _ENOUGH or length >= longest:
                     return length, seconds
                 length = min(2 * length, longest)
+
+    def _read_once(self, ids: torch.Tensor) -> torch.Tensor:
+        """Read tokens as in an evaluation, and return a result of the last layer."""
+        if self.kind == "causal":
+            return run(self.model, ids, 1, self.cache_for(ids.shape[1]))
+        output: torch.Tensor = self.model(input_ids=ids)[0]
+        return output
 
     def may_share(self, common: int, length: int) -> bool:
         """Return whether prompts of a length with some common tokens may share a cache."""
         if self.can_share:
             return True
         config = self.model.config.to_dict()
-        return not is_static(config) and is_static_for(config, common, length) and new_cache(self.model) is not None
+        return not is_static(config) and is_static_for(config, common, length) and self._can_continue
+
+    @functools.cached_property
+    def _can_continue(self) -> bool:
+        return self.kind == "causal" and sharing_works(self.model)
+
+    def cache_for(self, length: int) -> PrefixCache | None:
+        """Return a cache to read a prompt of a length in pieces, or None where one call is faster or must be made."""
+        cache = new_cache(self.model) if self.may_share(0, length) else None
+        return cache if cache is not None and cache.has_window_within(length) else None
 
     def rows_that_fit(self, length: int) -> int:
         """Return the number of prompts of a length that fit into memory together.
@@ -232,7 +250,10 @@ class LoadedModel:
         config = self.model.generation_config
         # The checkpoint's settings may include penalties and sampling, unlike greedy decoding.
         self.model.generation_config = GenerationConfig(
-            bos_token_id=config.bos_token_id, eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id
+            bos_token_id=config.bos_token_id,
+            eos_token_id=config.eos_token_id,
+            pad_token_id=config.pad_token_id,
+            prefill_chunk_size=piece_size(self.device) if self.cache_for(ids.shape[1]) is not None else None,
         )
         forget_longer_prompts(self.model)
         try:

@@ -1,6 +1,7 @@
-"""Checks whether the cache of a prompt may be cropped and reused for a prompt with a common prefix."""
+"""The cache of a prompt's first tokens, reused for prompts with the same beginning, and a test of that."""
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from ctxext.verify.decoding_process import cache_argument, cache_of
 _LENGTH_DEPENDENT = ("dynamic", "longrope", "su")
 _PROBE_LENGTH, _PROBE_KEPT, _PROBE_EXTRA = 24, 12, 4
 _TOLERANCE = 0.05
+_GROWING = frozenset({"keys", "values"})
+"""What a layer without a window keeps of every token."""
 _SHORTEST = [[0]]
 """A prompt of one arbitrary token."""
 
@@ -88,35 +91,132 @@ def _dicts(value: Any) -> Iterator[Mapping[str, Any]]:
             yield from _dicts(inner)
 
 
-def new_cache(model: Any) -> Any:
-    """Return an empty cache that can be cropped; None if the model has layers with another state."""
-    from transformers import DynamicCache
-    from transformers.cache_utils import DynamicLayer
+class PrefixCache:
+    """The cache of some tokens, which can go back to the lengths that were marked.
 
-    if model._is_stateful:
-        return None
-    cache = DynamicCache(config=model.config)
-    return cache if all(type(layer) is DynamicLayer for layer in cache.layers) else None
+    Keys and values of layers without a window are cropped. Windows and states lose tokens as others follow, so a mark
+    copies them; they do not grow with the length.
+
+    Args:
+        cache: A cache of transformers.
+        length: The number of tokens in it.
+    """
+
+    def __init__(self, cache: Any, length: int = 0) -> None:
+        self.cache, self.length = cache, length
+        self._marks: dict[int, list[dict[str, Any]]] = {}
+
+    def has_window_within(self, length: int) -> bool:
+        """Return whether a layer attends to fewer tokens than `length`."""
+        return any(_has_window(layer) and layer.sliding_window < length for layer in self.cache.layers)
+
+    @property
+    def has_states(self) -> bool:
+        """Whether a layer keeps a state instead of every token."""
+        return any(hasattr(layer, "recurrent_states") for layer in self.cache.layers)
+
+    @property
+    def marks(self) -> frozenset[int]:
+        """The lengths to go back to."""
+        return frozenset(self._marks)
+
+    def mark(self) -> None:
+        """Make it possible to go back to the present length."""
+        if self.length not in self._marks:
+            self._marks[self.length] = [
+                {name: _copy(value) for name, value in vars(layer).items() if name not in _growing_names(layer)}
+                for layer in self.cache.layers
+            ]
+
+    def go_back(self, length: int) -> None:
+        """Forget the tokens from a marked length on, and marks beyond it."""
+        surplus = self.length - length
+        if surplus:
+            for layer, saved in zip(self.cache.layers, self._marks[length], strict=True):
+                layer.crop = partial(_restore, layer, saved)
+            self.cache.crop(-surplus)  # Code of methods follows this call.
+            self.length = length
+        self._marks = {mark: saved for mark, saved in self._marks.items() if mark <= length}
+
+
+def _restore(layer: Any, saved: Mapping[str, Any], crop: int) -> None:
+    """Give a layer its marked state; what it keeps of every token is cropped by `-crop` tokens instead."""
+    grown = {name: vars(layer)[name][..., :crop, :] for name in _growing_names(layer)}
+    vars(layer).clear()
+    vars(layer).update(_copy(saved), **grown)
+
+
+def _has_window(layer: Any) -> bool:
+    return bool(getattr(layer, "is_sliding", False))
+
+
+def _growing_names(layer: Any) -> frozenset[str]:
+    """Return the names of what a layer keeps of every token; empty before its first token."""
+    keys = getattr(layer, "keys", None)
+    return _GROWING if keys is not None and keys.numel() and not _has_window(layer) else frozenset()
+
+
+def _copy(value: Any) -> Any:
+    """Copy the tensors in a layer's state: some models change them in place."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return {key: _copy(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_copy, value))
+    return value
+
+
+def new_cache(model: Any) -> PrefixCache:
+    """Return an empty cache for a model."""
+    from transformers import DynamicCache
+
+    return PrefixCache(DynamicCache(config=model.config))
 
 
 @torch.no_grad()
 def sharing_works(model: Any) -> bool:
-    """Return whether a cropped and continued cache gives the logits of the whole prompt, tested on a few tokens."""
+    """Return whether a continued cache gives the results of the whole prompt, tested on a few tokens.
+
+    The test compares the logits, and on average the tensors in the cache: a model may continue its attention, but begin
+    its states again.
+    """
     size = model.config.get_text_config(decoder=True).vocab_size
     ids = (torch.arange(_PROBE_LENGTH, device=model.device)[None] * 7) % size
     try:
-        cache = new_cache(model)
-        if cache is None:
+        name, whole, parts = cache_argument(model), new_cache(model), new_cache(model)
+        plain = model(input_ids=ids, use_cache=False).logits[:, _PROBE_KEPT:].float()
+        model(input_ids=ids, **{name: whole.cache}, use_cache=True)
+        for end in (_PROBE_KEPT, _PROBE_KEPT + _PROBE_EXTRA):
+            output = model(input_ids=ids[:, parts.length : end], **{name: parts.cache}, use_cache=True)
+            parts.length = end
+            parts.mark()
+        parts.go_back(_PROBE_KEPT)
+        if cache_of(output) is not parts.cache or any(
+            layer.keys.shape[-2] != _PROBE_KEPT for layer in parts.cache.layers if _growing_names(layer)
+        ):
             return False
-        whole = model(input_ids=ids, use_cache=False).logits[:, _PROBE_KEPT:].float()
-        name = cache_argument(model)
-        first = model(input_ids=ids[:, : _PROBE_KEPT + _PROBE_EXTRA], **{name: cache}, use_cache=True)
-        if cache_of(first) is not cache:
-            return False
-        cache.crop(-_PROBE_EXTRA)
-        if cache.get_seq_length() != _PROBE_KEPT:
-            return False
-        rest = model(input_ids=ids[:, _PROBE_KEPT:], **{name: cache}, use_cache=True).logits.float()
+        rest = model(input_ids=ids[:, _PROBE_KEPT:], **{name: parts.cache}, use_cache=True).logits.float()
+        kept = [*zip(_tensors(whole.cache), _tensors(parts.cache), strict=True)]
     except (LookupError, TypeError, ValueError, AttributeError, NotImplementedError, RuntimeError):
         return False
-    return bool((whole - rest).abs().max() <= _TOLERANCE * whole.std())
+    return bool((plain - rest).abs().max() <= _TOLERANCE * plain.std()) and all(
+        one.shape == other.shape and _is_alike(one.float(), other.float()) for one, other in kept
+    )
+
+
+def _is_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return bool((one - other).abs().mean() <= _TOLERANCE * one.abs().mean())
+
+
+def _tensors(cache: Any) -> list[torch.Tensor]:
+    """Return the numbers in the layers of a cache, always in the same order."""
+    found: list[torch.Tensor] = []
+    waiting = [vars(layer) for layer in cache.layers]
+    while waiting:
+        for _, value in sorted(waiting.pop(0).items()):
+            if isinstance(value, dict):
+                waiting.append(value)
+            elif isinstance(value, torch.Tensor) and value.is_floating_point():
+                found.append(value)
+    return found

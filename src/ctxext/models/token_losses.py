@@ -18,6 +18,7 @@ from ctxext.errors import CtxextError
 from ctxext.models.checkpoint_info import open_infos
 from ctxext.models.model import LoadedModel, Loading, load_model
 from ctxext.models.prefix_cache import forget_longer_prompts
+from ctxext.models.reading import read_states
 
 EVERY = 8
 """The distance between masked tokens, and the number of passes."""
@@ -91,7 +92,8 @@ def _measure_losses(
 ) -> torch.Tensor:
     """Compute the losses on targets (n,) at n positions of texts (batch, length), in float64 on the CPU."""
     head = loaded.head
-    numbers = head.measure_losses(head.read(ids)[chosen][None], ids[chosen][None], targets).double().cpu()
+    states = read_states(head, ids, loaded.cache_for(ids.shape[1]))
+    numbers = head.measure_losses(states[chosen][None], ids[chosen][None], targets).double().cpu()
     loaded.check_finite(numbers)
     return numbers
 

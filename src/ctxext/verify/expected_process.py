@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -125,7 +126,7 @@ class Samples:
     def replace_inputs(self) -> Iterator[None]:
         """Replace the inputs and the norms of all attentions; `states` replaces queries and keys."""
         originals = []
-        with hook_attentions(self.model, enter=self.enter), torch.no_grad():
+        with hook_attentions(self.model, enter=self.enter), skip_linear(siblings_of(self.model)), torch.no_grad():
             try:
                 weights = [w for attention in self.attentions for w in attention.parameters() if w.ndim == 1]
                 for number, weight in enumerate(weights, 1):
@@ -140,6 +141,10 @@ class Samples:
 def draw(seed: int, *shape: int) -> Any:
     """Draw normal random numbers, float32."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed % 2**32), dtype=torch.float32)
+
+
+ATTENTIONS = WeakKeyDictionary[Any, list[Any]]()
+"""The attentions of each model that still exists: every call of a form needs them."""
 
 
 class EnoughError(Exception):
@@ -468,9 +473,38 @@ def code_of(module: Any) -> Any:
 
 
 def attentions_of(model: Any) -> list[Any]:
-    """Return the modules that apply the rotary embedding in their forward."""
-    named = [(module, getattr(code_of(module), "__code__", None)) for module in model.modules()]
-    return [module for module, code in named if code is not None and not {*APPLY}.isdisjoint(code.co_names)]
+    """Return the modules that apply the rotary embedding in their forward, which are searched once per model."""
+    if model not in ATTENTIONS:
+        named = [(module, getattr(code_of(module), "__code__", None)) for module in model.modules()]
+        names = {*APPLY}
+        ATTENTIONS[model] = [module for module, code in named if code and not names.isdisjoint(code.co_names)]
+    return ATTENTIONS[model]
+
+
+def siblings_of(model: Any) -> list[Any]:
+    """Return the modules beside attentions in their decoder layers, such as MLPs."""
+    attentions = {*attentions_of(model)}
+    layers = (module for module in model.modules() if not attentions.isdisjoint(module.children()))
+    return [child for layer in layers for child in layer.children() if attentions.isdisjoint(child.modules())]
+
+
+@contextlib.contextmanager
+def skip_linear(modules: list[Any]) -> Iterator[None]:
+    """Let linear maps within modules return zeros: with sampled inputs, attentions do not depend on their results."""
+    skipped = {part for module in modules for part in module.modules() if type(part) is torch.nn.Linear}
+    skipped -= {*modules}  # A linear map directly in a layer may belong to its attention.
+    for linear in skipped:
+        vars(linear)["forward"] = functools.partial(_zeros_of, linear.out_features)
+    try:
+        yield
+    finally:
+        for linear in skipped:
+            del vars(linear)["forward"]
+
+
+def _zeros_of(width: int, states: Any) -> Any:
+    """Return zeros with the shape of a linear map's result."""
+    return states.new_zeros(*states.shape[:-1], width)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,128 @@
+"""Prompts read in pieces and on a shared cache, by models with windows, chunks and states, against whole prompts."""
+
+import pytest
+import torch
+
+from ctxext.data.prompt import Prompt
+from ctxext.models import answers, reading, token_losses
+from ctxext.models.model import LoadedModel
+from ctxext.models.prefix_cache import new_cache, sharing_works
+from hand_made import tiny_llama
+from tiny_models import build
+
+# Windows and chunks of 16 tokens, and states. LENGTH is several windows.
+WINDOWS = ["gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "gpt_oss", "llama4_text", "cohere2", "olmo3"]
+WINDOWS += ["ministral3", "mistral", "phi3", "mimo_v2_flash"]
+STATES = ["qwen3_next", "qwen3_5_text", "falcon_h1", "zamba2", "lfm2", "granitemoehybrid", "olmo_hybrid"]
+LENGTH, ANSWER, BRANCHES = 60, 3, (9, 26, 41)
+TOLERANCE = 3e-5
+"""Of the largest logit; with windows 1e-5. A state is computed by chunks that begin where a piece begins."""
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+    monkeypatch.setattr(reading, "_PIECE", {"cpu": 7})
+
+
+def loaded_of(family):
+    return LoadedModel(family, (model := build(family).eval()), None, can_share=sharing_works(model))
+
+
+def questions_of(model):
+    """Two questions of four prompts that differ from some place on, each with an answer."""
+    vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    ids = torch.randint(3, vocabulary, (2, 1, LENGTH), generator=torch.Generator().manual_seed(1)).repeat(1, 4, 1)
+    for number, place in enumerate(BRANCHES, 1):
+        ids[:, number, place:] = (ids[:, number, place:] - 3 + number) % (vocabulary - 3) + 3
+    return [[Prompt(row.tolist(), ANSWER, ()) for row in question] for question in ids]
+
+
+def last_logits(loaded, questions, depths):
+    return {depth: logits for depth, _, logits in answers._run_all(loaded, questions, set(depths))}
+
+
+@pytest.mark.parametrize("family", [*WINDOWS, *STATES])
+@torch.inference_mode()
+def test_prompts_on_a_shared_cache_equal_whole_prompts(family):
+    loaded = loaded_of(family)
+    assert loaded.can_share
+    questions = questions_of(loaded.model)
+    shared = last_logits(loaded, questions, range(4))
+    allowed = TOLERANCE if family in STATES else 1e-5
+    for depth, logits in shared.items():
+        ids = torch.tensor([question[depth].ids for question in questions])
+        whole = loaded.model(input_ids=ids, use_cache=False).logits[:, -ANSWER - 1 :]
+        assert (logits - whole).abs().max() <= allowed * whole.abs().max()
+    # A run that is resumed reads other prompts before, and gets the same bits.
+    for left in ([1, 3], [2], [0, 3]):
+        for depth, logits in last_logits(loaded, questions, left).items():
+            assert torch.equal(logits, shared[depth])
+
+
+@pytest.mark.parametrize("family", WINDOWS)
+@torch.inference_mode()
+def test_losses_and_generated_tokens_of_pieces_equal_those_of_whole_prompts(family, monkeypatch):
+    loaded = loaded_of(family)
+    questions = [question[:1] for question in questions_of(loaded.model)]
+    ids = torch.tensor([question[0].ids for question in questions])
+    loaded.model.generation_config.eos_token_id = None
+    assert loaded.cache_for(LENGTH) is not None
+    in_pieces = (
+        token_losses.token_losses(loaded, ids),
+        [*loaded.write(questions, [0])],
+        last_logits(loaded, questions, [0]),
+    )
+    monkeypatch.setattr(LoadedModel, "cache_for", lambda *_: None)
+    whole = token_losses.token_losses(loaded, ids), [*loaded.write(questions, [0])], last_logits(loaded, questions, [0])
+    torch.testing.assert_close(in_pieces[0], whole[0], atol=1e-5, rtol=1e-5)
+    assert in_pieces[1] == whole[1]
+    torch.testing.assert_close(in_pieces[2][0], whole[2][0], atol=1e-5, rtol=1e-5)
+    assert not torch.equal(in_pieces[0], whole[0]) or not torch.equal(in_pieces[2][0], whole[2][0])
+
+
+def test_only_a_window_shorter_than_the_prompt_is_read_in_pieces():
+    loaded = loaded_of("gemma3_text")
+    assert loaded.cache_for(16) is None
+    assert loaded.cache_for(17) is not None
+    plain = LoadedModel("llama", tiny_llama(), None, can_share=True)
+    assert plain.cache_for(10**6) is None
+    assert LoadedModel("gemma3", loaded.model, None, can_share=False).cache_for(17) is None
+
+
+class Forgetful(torch.nn.Module):
+    """A model whose state begins again with each piece, as some kernels do, but whose attention continues."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.inner, self.config, self.device = model, model.config, model.device
+
+    def forward(self, input_ids, past_key_values=None, **options):
+        for layer in getattr(past_key_values, "layers", ()):
+            for states in (getattr(layer, "conv_states", {}), getattr(layer, "recurrent_states", {})):
+                for state in filter(torch.is_tensor, states.values()):
+                    state.zero_()
+        return self.inner(input_ids=input_ids, past_key_values=past_key_values, **options)
+
+
+@pytest.mark.parametrize("family", ["falcon_h1", "qwen3_next"])
+def test_a_state_that_begins_again_is_seen(family):
+    model = build(family).eval()
+    assert sharing_works(model)
+    assert not sharing_works(Forgetful(model))
+
+
+def test_a_mark_is_gone_back_to_more_than_once():
+    model = build("falcon_h1").eval()
+    ids = torch.randint(3, 100, (1, LENGTH), generator=torch.Generator().manual_seed(0))
+    cache = new_cache(model)
+    with torch.inference_mode():
+        reading.run(model, ids[:, :20], 1, cache)
+        cache.mark()
+        first = reading.run(model, ids[:, 20:], 1, cache)
+        for _ in range(2):
+            cache.go_back(20)
+            reading.run(model, ids[:, 30:50], 1, cache)
+            cache.mark()
+            cache.go_back(20)
+            assert cache.marks == {20}
+            assert torch.equal(reading.run(model, ids[:, 20:], 1, cache), first)
