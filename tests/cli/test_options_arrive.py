@@ -38,20 +38,8 @@ GIVEN = {"revision": "v1", "token": TOKEN}
 EVAL = (
     *("eval", "one", "two", "--task", "kv,needle", "-t", "graphwalks", "-t", "passkey,ruler-qa-1,ruler-qa-2"),
     *("-t", "documents,perplexity,longppl,nolima,babilong-qa1"),
-    *("--lengths", "2k,1k", "--depths", "0,30"),
-    *(
-        "--num-processes",
-        "1",
-        "--samples",
-        "3",
-        "--seed",
-        "5",
-        "--allow-beyond",
-        "--original-length",
-        "4k",
-        "--needles",
-        "7",
-    ),
+    *("--lengths", "2k,1k", "--depths", "0,30", "--num-processes", "1"),
+    *("--samples", "3", "--seed", "5", "--allow-beyond", "--original-length", "4k", "--needles", "7"),
     *("--kv-ids", "number", "--haystack", "hay.txt", "--documents", "asked.jsonl", "--data", "me/texts"),
     *("--filler", "prose", "--repeat-question", "--reason", "--evaluator", "it", "--key-tokens", "keys"),
     *("-t", "niah-single-2", "--essays", "essays.json", "--squad", "squad.json", "--hotpot", "hotpot.json"),
@@ -67,19 +55,7 @@ VERIFY_SERVER = ("verify", "out", *SERVER, "--minutes", "5", "--trust-remote-cod
 OF_SERVER = {"server": URL, "model": "it", "api_key": TOKEN, "timeout": 9.0}
 _ENGINE = ("--allow-beyond", "--engine", "vllm", "--engine-args", '{"seed": 2}')
 _ASKED = tuple(word for word in EVAL[3:] if word not in _ENGINE)
-COMPARE = (
-    "compare",
-    "one",
-    "--target-length",
-    "64k",
-    "--methods",
-    "yarn,dca",
-    "--methods",
-    "mine.yaml",
-    *_ASKED,
-    "--num-processes",
-    "1",
-)
+COMPARE = ("compare", "one", "--target-length", "64k", "--methods", "yarn,dca", "--methods", "mine.yaml", *_ASKED)
 SEARCH = (
     *("search", "some", "best.yaml", "--target-length", "64k", "--trials", "3", "--minutes", "2"),
     *("--methods", "yarn,pi", "--original-length", "4k", "--keep-short", "0.5", "--samples", "4"),

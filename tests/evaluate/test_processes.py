@@ -1,7 +1,10 @@
 """What the processes of a run exchange: claims, counts, decisions of the first one, and their devices."""
 
-import os
+import math
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -9,10 +12,21 @@ import torch
 
 from ctxext.checkpoint.loading import choose_device
 from ctxext.errors import CtxextError
-from ctxext.evaluate import processes
-from ctxext.evaluate.processes import Team, check_devices
-from ctxext.evaluate.run import Meter
-from ctxext.files.processes import LAUNCHER, Terminated, total_memory
+from ctxext.evaluate import processes, run
+from ctxext.evaluate.plan import plan_questions
+from ctxext.evaluate.processes import Team, is_first_error, take_device
+from ctxext.evaluate.results_log import ResultsLog
+from ctxext.evaluate.run import Meter, Run
+from ctxext.files.processes import total_memory
+from ctxext.models.model import Loading, load_model
+from ctxext.tasks.base import keys_of
+from ctxext.tasks.settings import Settings
+
+
+def without_seconds(report):
+    if isinstance(report, dict):
+        return {key: without_seconds(value) for key, value in report.items() if key != "seconds"}
+    return [without_seconds(value) for value in report] if isinstance(report, list) else report
 
 
 @pytest.fixture
@@ -29,6 +43,28 @@ def test_one_process_takes_each_work(teams):
     assert taken == [[True, False, False]] * 4
     alone = Team(0, 1)
     assert [alone.takes("a"), alone.takes("a"), alone.takes("b")] == [True, False, True]
+
+
+@pytest.mark.parametrize("minutes", [math.inf, pytest.param(5, marks=pytest.mark.thorough)])
+def test_processes_give_the_report_of_one(checkpoint, teams, minutes, monkeypatch, tmp_path):
+    monkeypatch.setattr(run, "only_run_in", nullcontext)  # Processes are threads here.
+    settings = Settings(tasks=("needle", "kv", "short"), lengths=(320,), depths=(0.0, 1.0), samples=3, kv_ids="number")
+    plans, loading = plan_questions([str(checkpoint)], settings, Loading(device="cpu")), Loading(device="cpu")
+    models = [load_model(plans[0].info, loading) for _ in teams]
+
+    def measure(team):
+        out, end = tmp_path / str(team.size), time.monotonic() + 60 * minutes
+        return Run(
+            plans, settings, loading, lambda _: models[team.rank], out, False, False, end=end, team=team
+        ).report()
+
+    with ThreadPoolExecutor(4) as pool:
+        shared, *others, whole = pool.map(measure, [*teams, Team(0, 1)])
+    assert others == [{}, {}]
+    assert [len(list((tmp_path / name).glob("cells*.jsonl"))) for name in "13"] == [1, 3]
+    assert without_seconds(shared) == without_seconds(whole)
+    records = ResultsLog(tmp_path / "3").records()
+    assert sum(len(keys_of(record)) for record in records if "task" in record) == 2 * 2 * 3 + 3, "something ran twice"
 
 
 def test_the_first_process_decides_for_all(teams):
@@ -77,16 +113,21 @@ def test_a_lost_connection_and_a_launcher_without_address_are_explained(monkeypa
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(CtxextError, match=r"Lost the connection to the first process: .*MASTER_ADDR"):
+    with pytest.raises(CtxextError, match=r"Lost the connection to the other processes: .*MASTER_ADDR"):
         Team().takes("a")
 
 
-def test_processes_end_if_their_launcher_was_killed(teams, monkeypatch):
-    monkeypatch.setenv(LAUNCHER, str(os.getppid()))
-    assert teams[0].takes("a")
-    monkeypatch.setenv(LAUNCHER, "1" if os.getppid() != 1 else "2")
-    with pytest.raises(Terminated):
-        teams[0].takes("b")
+def test_one_process_reports_an_error(teams, monkeypatch):
+    monkeypatch.setattr(processes, "_GRACE", 0.01)
+    assert [is_first_error() for _ in teams] == [True] * 3  # Without a launcher.
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert [is_first_error() for _ in teams] == [True, False, False]
+
+    def fail():
+        raise RuntimeError("Connection reset by peer")
+
+    monkeypatch.setattr(processes, "_connect", fail)
+    assert is_first_error()
 
 
 @pytest.mark.parametrize(
@@ -100,15 +141,18 @@ def test_processes_end_if_their_launcher_was_killed(teams, monkeypatch):
 def test_each_process_needs_a_device(device, count, message, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    check_devices(device)
+    current = []
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    take_device(device)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", count)
     with pytest.raises(CtxextError, match=message):
-        check_devices(device)
-    check_devices("cpu")
+        take_device(device)
+    take_device("cpu")
+    assert current == []
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_RANK", "1")
-    check_devices("auto")
-    assert choose_device("cuda") == torch.device("cuda", 1)
+    take_device("auto")
+    assert [choose_device("cuda")] == current == [torch.device("cuda", 1)]
 
 
 def test_processes_share_the_memory_of_the_machine(monkeypatch):

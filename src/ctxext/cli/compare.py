@@ -16,7 +16,6 @@ from ctxext.compare.candidates import CompareOptions
 from ctxext.compare.page import PAGE
 from ctxext.compare.tables import tabulate_costs, tabulate_losses
 from ctxext.converters.engine_support import EXACT, PARTLY
-from ctxext.files.processes import rank
 from ctxext.models.loading import Loading
 
 if TYPE_CHECKING:
@@ -49,8 +48,8 @@ def compare(
     """
     from ctxext.compare.run import compare as run
 
-    out, output.quiet = place.folder(), output.quiet or rank() != 0
-    launch.start(out, output)
+    out = place.folder()
+    launch.start(out)
     with resumable(out, output), output.progress("comparing") as progress:
         report = run(
             source,

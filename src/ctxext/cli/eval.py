@@ -15,7 +15,7 @@ from ctxext.cli.processes import Launch, resumable
 from ctxext.errors import CtxextError
 from ctxext.files.length import format_length
 from ctxext.files.packages import install_command, is_installed
-from ctxext.files.processes import num_processes, rank
+from ctxext.files.processes import num_processes
 from ctxext.gguf import is_gguf
 from ctxext.models.loading import Loading
 from ctxext.options import option
@@ -83,8 +83,8 @@ def eval_(
     if loading.engine != "transformers" and launch.num_processes > 1:
         flag = "--engine" if loading.server is None else "--server"
         raise CtxextError(f"--num-processes cannot be combined with {flag}.", hint="Omit --num-processes.")
-    out, output.quiet = place.folder(), output.quiet or rank() != 0
-    launch.start(out, output)
+    out = place.folder()
+    launch.start(out)
     with resumable(out, output), output.progress("evaluating") as progress:
         report = evaluate(
             models,

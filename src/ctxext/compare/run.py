@@ -20,7 +20,7 @@ from ctxext.compare.verdict import compare_results
 from ctxext.converters.calibration import calibrated_lengths
 from ctxext.errors import CtxextError, NothingMeasuredError
 from ctxext.evaluate.plan import ModelPlan, plans_of
-from ctxext.evaluate.processes import Team, check_devices
+from ctxext.evaluate.processes import Team, take_device
 from ctxext.evaluate.run import Run, rounds
 from ctxext.files.content import Progress
 from ctxext.files.output_directory import write_whole
@@ -105,7 +105,7 @@ def compare(
     loading, out = loading or Loading(), None if out is None else Path(out)
     if loading.engine != "transformers":
         raise CtxextError("compare supports transformers only.", hint="Remove --engine.")
-    check_devices(loading.device)
+    take_device(loading.device)
     (info,) = open_infos(
         [str(source)], revision=loading.revision, token=loading.token, original_length=options.original_length
     )

@@ -1,5 +1,6 @@
 """Processes that share the work of a run, under `--num-processes`, `accelerate launch` or torchrun."""
 
+import datetime
 import functools
 import itertools
 import json
@@ -13,13 +14,16 @@ from typing import TYPE_CHECKING, Any
 from ctxext.checkpoint.loading import choose_device
 from ctxext.errors import CtxextError
 from ctxext.files import processes
-from ctxext.files.processes import LAUNCHER, Terminated
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 _PAUSE = 0.1
 """Seconds between two looks at whether others have finished."""
+_CONNECTING = datetime.timedelta(minutes=5)
+"""Time for all processes to start."""
+_GRACE = 1.0
+"""Seconds for a process to print its error."""
 
 _runs = itertools.count()
 
@@ -28,8 +32,8 @@ _runs = itertools.count()
 class Team:
     """The processes of a run; all create it at the same point. A single process takes all work and never waits.
 
-    The processes exchange a few words through torch's key-value store, which the first process or the launcher serves.
-    There is no process group, so that a process never waits for the work of another, except at the end.
+    The processes exchange counts and short values through torch's key-value store. There is no process group: only at
+    the end, the first process waits for the others.
 
     Attributes:
         rank: The number of this process.
@@ -52,7 +56,6 @@ class Team:
         if self.size == 1:
             self._counts[name] = self._counts.get(name, 0) + number
             return self._counts[name]
-        _check_launcher()
         with _explain_lost_connection():
             return int(_connect().add(f"ctxext {self._run} {name}", number))
 
@@ -82,7 +85,7 @@ class Team:
         return content["value"]
 
     def agree(self, name: str, number: int) -> int:
-        """Return the number of the process that calls this function first: memory and thus batches may differ."""
+        """Return the number of the process that calls this function first: the free memory may differ."""
         if self.size == 1:
             return number
         with _explain_lost_connection():
@@ -96,20 +99,38 @@ class Team:
             time.sleep(_PAUSE)
 
 
-def check_devices(device: str) -> None:
-    """Raise if the processes of this machine cannot each have a device."""
+def take_device(device: str) -> None:
+    """Make the device of this process the current one of torch; raise if there are fewer devices than processes."""
     count = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if count == 1 or (kind := choose_device(device).type) == "cpu":
+    if count == 1 or (chosen := choose_device(device)).type == "cpu":
         return
     import torch
 
+    module = torch.get_device_module(chosen.type)
     if ":" in device:
-        raise CtxextError(f'{count} processes cannot share the device "{device}".', hint=f"Use --device {kind}.")
-    if count > (number := torch.get_device_module(kind).device_count()):
+        raise CtxextError(f'{count} processes cannot share the device "{device}".', hint=f"Use --device {chosen.type}.")
+    if count > (number := module.device_count()):
         raise CtxextError(
-            f"This machine has fewer devices of type {kind} ({number}) than processes ({count}).",
+            f"This machine has fewer devices of type {chosen.type} ({number}) than processes ({count}).",
             hint=f"Start at most {number}, or use --device cpu.",
         )
+    module.set_device(chosen)
+
+
+def is_first_error() -> bool:
+    """Return whether this process reports an error: several processes often fail alike, for example without memory.
+
+    Another process waits until the error is printed, because the launcher ends all processes when one has failed.
+    """
+    if processes.num_processes() == 1:
+        return True
+    try:
+        is_first = _connect().add("ctxext errors", 1) == 1
+    except (CtxextError, RuntimeError):
+        return True
+    if not is_first:
+        time.sleep(_GRACE)
+    return is_first
 
 
 @functools.cache
@@ -117,7 +138,7 @@ def _connect() -> "Store":
     with _explain_lost_connection():
         from torch.distributed.rendezvous import rendezvous
 
-        store: Store = next(rendezvous("env://"))[0]
+        store: Store = next(rendezvous("env://", timeout=_CONNECTING))[0]
         return store
 
 
@@ -128,12 +149,6 @@ def _explain_lost_connection() -> Iterator[None]:
     except (RuntimeError, ValueError) as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise CtxextError(
-            f"Lost the connection to the first process: {first}",
-            hint="See the error of the first process. Start all with --num-processes, accelerate launch or torchrun.",
+            f"Lost the connection to the other processes: {first}",
+            hint="See their errors. Start all with --num-processes, accelerate launch or torchrun.",
         ) from error
-
-
-def _check_launcher() -> None:
-    """End this process if its launcher was killed."""
-    if os.environ.get(LAUNCHER) not in (None, str(os.getppid())):
-        raise Terminated

@@ -13,7 +13,7 @@ from ctxext.checkpoint.durations import cost_of, format_duration
 from ctxext.checkpoint.loading import choose_device, fast_cpu_dtype
 from ctxext.errors import CtxextError
 from ctxext.evaluate.plan import ModelPlan, default_tasks, plan_questions
-from ctxext.evaluate.processes import Team, check_devices
+from ctxext.evaluate.processes import Team, take_device
 from ctxext.evaluate.results_log import ResultsLog
 from ctxext.files import processes
 from ctxext.files.content import Progress
@@ -85,7 +85,7 @@ def evaluate(
         check_tasks(settings.tasks, settings.harness, loading, processes.num_processes())
         settings = dataclasses.replace(settings, generate=True)
     else:
-        check_devices(loading.device)
+        take_device(loading.device)
     check_harness(settings.harness)
     plans = plan_questions(sources, settings, loading)
     check_harness(settings.harness, sorted({length for plan in plans for length in plan.lengths}))
@@ -173,18 +173,18 @@ class Run:
         done = self._log.done(name)
         needs_harness = bool(self.settings.harness and entry.lengths) and team.is_first
         needs_harness = needs_harness and not any("harness" in record for record in self._log.records_of(name))
+        if team.add(f"{name}, all taken") and not needs_harness:
+            return
         if len(done) >= len(entry.measured_lengths) and not needs_harness:
             if team.takes(f"{name}, already measured"):
                 self._meter.skip(name, entry.measured_lengths, name)
-            return
-        if team.add(f"{name}, all taken") and not needs_harness:
             return
         loaded = self.load(entry)
         try:
             self._log.append({"model": name, "facts": loaded.facts()})
             self._meter.begin()
             with self._record_peak(loaded):
-                works = entry.make_work(loaded, agree=team.agree)
+                works = entry.make_work(loaded, team=team)
                 for work in works if team.size == 1 else sorted(works, key=_count_tokens, reverse=True):
                     if team.takes(f"{name} {work.keys[0]}"):
                         self._measure(loaded, work, done)
@@ -210,7 +210,7 @@ class Run:
         for samples in rounds(self.settings.samples):
             works: dict[tuple[int, str], list[tuple[str, Work]]] = {}
             for entry in self.plans:
-                for work in entry.make_work(models[entry.info.name], samples, self.team.agree):
+                for work in entry.make_work(models[entry.info.name], samples, self.team):
                     works.setdefault((work.length, work.label), []).append((entry.info.name, work))
             for cell, group in sorted(works.items(), key=lambda item: item[0]):
                 lengths_read = [_list_lengths_read(set(work.keys) - done[name], models[name]) for name, work in group]

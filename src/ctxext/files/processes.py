@@ -21,10 +21,6 @@ _PEAK = "5"
 """Value that resets the peak on Linux (proc(5))."""
 
 
-LAUNCHER = "CTXEXT_LAUNCHER"
-"""Environment variable with the id of the process that started this one for `--num-processes`."""
-
-
 def rank() -> int:
     """Return the number of the current process among those of `--num-processes`, `accelerate launch` or torchrun."""
     return int(os.environ.get("RANK", "0"))
