@@ -30,6 +30,7 @@ class Launch:
         panel="Execution",
         min=1,
         max=256,
+        invalid="--num-processes must be a number from 1 to 256, not {value}.",
     )
 
     def __post_init__(self) -> None:
@@ -63,8 +64,10 @@ class Launch:
             max_restarts=0,
         )
         logging.disable(logging.ERROR)  # The processes report their errors themselves.
+        # In a word, torch replaces ${local_rank}.
+        words = [word.replace("$", "$$") for word in ("-P", "-m", "ctxext", *sys.argv[1:], *_place(out))]
         try:
-            elastic_launch(config, sys.executable)("-P", "-m", "ctxext", *sys.argv[1:], *_place(out))
+            elastic_launch(config, sys.executable)(*words)
         except SignalException as error:
             raise typer.Exit(128 + error.sigval) from None
         except ChildFailedError as error:
