@@ -38,7 +38,7 @@ GIVEN = {"revision": "v1", "token": TOKEN}
 EVAL = (
     *("eval", "one", "two", "--task", "kv,needle", "-t", "graphwalks", "-t", "passkey,ruler-qa-1,ruler-qa-2"),
     *("-t", "documents,perplexity,longppl,nolima,babilong-qa1"),
-    *("--lengths", "2k,1k", "--depths", "0,30"),
+    *("--lengths", "2k,1k", "--depths", "0,30", "--num-processes", "1"),
     *("--samples", "3", "--seed", "5", "--allow-beyond", "--original-length", "4k", "--needles", "7"),
     *("--kv-ids", "number", "--haystack", "hay.txt", "--documents", "asked.jsonl", "--data", "me/texts"),
     *("--filler", "prose", "--repeat-question", "--reason", "--evaluator", "it", "--key-tokens", "keys"),

@@ -14,6 +14,7 @@ from ctxext.data import prose
 from ctxext.errors import CtxextError
 from ctxext.evaluate import plan
 from ctxext.evaluate.plan import ModelPlan, check_context_length
+from ctxext.evaluate.processes import Team
 from ctxext.evaluate.results_log import ResultsLog
 from ctxext.evaluate.run import Meter, _make_header
 from ctxext.models import serving
@@ -326,13 +327,14 @@ def test_time_leftin_words(seconds, shown):
     assert labels[-1].startswith(f"kv ({shown}")
 
 
-@pytest.mark.parametrize(("processes", "batch", "size"), [("1", None, 4), ("2", None, 3), ("1", 2, 2), ("4", 5, 2)])
-def test_portions_cover_every_sample_once_and_every_process_has_some(processes, batch, size, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", processes)
+@pytest.mark.parametrize(("processes", "batch", "size"), [(1, None, 4), (2, None, 3), (1, 2, 2), (4, 5, 2)])
+def test_portions_cover_every_sample_once_and_every_process_has_some(processes, batch, size):
     settings = Settings(samples=5, depths=(0.0, 1.0), batch_size=batch)
     document = SimpleNamespace(keys=[SimpleNamespace(length=1000)])
     made = ModelPlan(SimpleNamespace(name="a"), (64, 128), (PassKey(),), (document,), settings, None)
-    *works, last = made.make_work(SimpleNamespace(questions_at_once=lambda length, num_depths: 4))
+    team = Team(0, processes)
+    team.agree = lambda name, number: number
+    *works, last = made.make_work(SimpleNamespace(questions_at_once=lambda length, num_depths: 4), team=team)
     assert last is document
     assert [work.length for work in works] == sorted(work.length for work in works)
     for length in (64, 128):

@@ -94,12 +94,15 @@ def find_accelerator() -> str:
 
 
 def choose_device(name: str) -> "torch.device":
-    """Return the device for a name; "auto" selects an accelerator if available, a separate one for each process."""
+    """Return the device for a name; "auto" selects an accelerator if available.
+
+    Each process has a separate one, also for a name without a number such as "cuda".
+    """
     import torch
 
     kind = find_accelerator()
     count = max(1, torch.get_device_module(kind).device_count()) if kind else 0
-    if name == "auto":
+    if name == "auto" or (name == kind and "LOCAL_RANK" in os.environ):
         return torch.device(kind, int(os.environ.get("LOCAL_RANK", "0")) % count) if kind else torch.device("cpu")
     try:
         device = torch.device(name)

@@ -7,10 +7,11 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from ctxext.cli.eval import ReportPlace, resumable, warn_of_thoughts
+from ctxext.cli.eval import ReportPlace, warn_of_thoughts
 from ctxext.cli.eval_tables import heat_maps, results_table
 from ctxext.cli.options import SourceArgument, takes_options
 from ctxext.cli.output import Output
+from ctxext.cli.processes import Launch, resumable
 from ctxext.compare.candidates import CompareOptions
 from ctxext.compare.page import PAGE
 from ctxext.compare.tables import tabulate_costs, tabulate_losses
@@ -33,6 +34,7 @@ def compare(
     options: CompareOptions,
     loading: Loading,
     place: ReportPlace,
+    launch: Launch,
     output: Output,
 ) -> None:
     """Try every suitable method on the model in memory and compare them.
@@ -47,6 +49,7 @@ def compare(
     from ctxext.compare.run import compare as run
 
     out = place.folder()
+    launch.start(out)
     with resumable(out, output), output.progress("comparing") as progress:
         report = run(
             source,

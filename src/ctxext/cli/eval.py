@@ -2,9 +2,7 @@
 
 import dataclasses
 import itertools
-import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ctxext.cli.options import takes_options
-from ctxext.cli.output import Output, resuming_command
+from ctxext.cli.output import Output
+from ctxext.cli.processes import Launch, resumable
 from ctxext.errors import CtxextError
 from ctxext.files.length import format_length
-from ctxext.files.output_directory import explain_disk_errors
 from ctxext.files.packages import install_command, is_installed
 from ctxext.files.processes import num_processes
 from ctxext.gguf import is_gguf
@@ -59,6 +57,7 @@ def eval_(
     loading: Loading,
     server: ServerOptions,
     place: ReportPlace,
+    launch: Launch,
     output: Output,
 ) -> None:
     """Measure retrieval at every depth of the context, and the quality lost at short lengths.
@@ -75,11 +74,17 @@ def eval_(
     ctxext eval longer.gguf --engine llama.cpp --task needle,kv --lengths 4k,32k
 
     ctxext eval my-model --server http://127.0.0.1:8000/v1 --task needle,kv --lengths 4k,32k
+
+    ctxext eval my-model my-model-yarn --task ruler --lengths 32k --num-processes 8
     """
     from ctxext.evaluate.run import evaluate
 
     loading = loading if server.server is None else dataclasses.replace(loading, server=server)
+    if loading.engine != "transformers" and launch.num_processes > 1:
+        flag = "--engine" if loading.server is None else "--server"
+        raise CtxextError(f"--num-processes cannot be combined with {flag}.", hint="Omit --num-processes.")
     out = place.folder()
+    launch.start(out)
     with resumable(out, output), output.progress("evaluating") as progress:
         report = evaluate(
             models,
@@ -92,19 +97,6 @@ def eval_(
         )
     if report:
         _print_report(report, out, models, output)
-
-
-@contextmanager
-def resumable(out: Path, output: Output) -> Iterator[None]:
-    """Explain a full disk in one line; after Ctrl-C, print the command that resumes."""
-    try:
-        with explain_disk_errors(out):
-            yield
-    except KeyboardInterrupt:
-        if out.exists():
-            place = () if {"-o", "--out"} & {word.partition("=")[0] for word in sys.argv} else ("--out", str(out))
-            output.next_step(*resuming_command(*place), why="Stopped. Resume with")
-        raise
 
 
 def warn_of_thoughts(models: Iterable[tuple[str, str | None]], output: Output) -> None:

@@ -1,6 +1,7 @@
 """Run a comparison: load the weights once, apply every recipe in memory, and evaluate all on the same prompts."""
 
 import dataclasses
+import functools
 import math
 import tempfile
 import time
@@ -19,20 +20,21 @@ from ctxext.compare.verdict import compare_results
 from ctxext.converters.calibration import calibrated_lengths
 from ctxext.errors import CtxextError, NothingMeasuredError
 from ctxext.evaluate.plan import ModelPlan, plans_of
+from ctxext.evaluate.processes import Team, take_device
 from ctxext.evaluate.run import Run, rounds
 from ctxext.files.content import Progress
 from ctxext.files.output_directory import write_whole
 from ctxext.files.packages import is_installed
-from ctxext.files.processes import num_processes
 from ctxext.models.checkpoint_info import CheckpointInfo, open_infos
 from ctxext.options import accepts_options
-from ctxext.recipes.recipe import Recipe
+from ctxext.recipes.recipe import Recipe, recipe_from_dict
 from ctxext.report.report import Report
 from ctxext.tasks.harness import check_harness
 from ctxext.tasks.retrieval import num_questions
 
 if TYPE_CHECKING:
     from ctxext.models.model import LoadedModel, Loading
+    from ctxext.models.recipe_applier import RecipeApplier
     from ctxext.tasks.base import Record
 
 _MINUTE = 60
@@ -98,12 +100,12 @@ def compare(
     """
     started = time.monotonic()
     from ctxext.models.model import Loading, load_model
+    from ctxext.models.recipe_applier import RecipeApplier
 
     loading, out = loading or Loading(), None if out is None else Path(out)
     if loading.engine != "transformers":
         raise CtxextError("compare supports transformers only.", hint="Remove --engine.")
-    if options.minutes is not None and num_processes() > 1:
-        raise CtxextError("--minutes requires a single process.", hint="Remove --minutes, or run without accelerate.")
+    take_device(loading.device)
     (info,) = open_infos(
         [str(source)], revision=loading.revision, token=loading.token, original_length=options.original_length
     )
@@ -123,23 +125,28 @@ def compare(
     # The other plans are of the source of a converted checkpoint; here the checkpoint itself is the baseline.
     plan, *_ = plans_of([endless], settings, loading)
     _begin(progress, "loading the model")
-    stock, read_first = load_model(info, loading, plan.encoder.tokenizer), None
+    stock, read_first, team = load_model(info, loading, plan.encoder.tokenizer), None, Team()
     if options.minutes is not None:
         _begin(progress, "estimating the time")
         recipes = [candidate.recipe for candidate in candidates if candidate.recipe]
         read_first = first = stock.first_pace(min([*plan.lengths, *plan.measured_lengths]))
         cost = cost_of(info.checkpoint.config)
-        sentence = estimate(
-            plan,
-            recipes,
-            can_share=stock.can_share,
-            seconds=lambda length: estimate_seconds([length], first, cost),
-            left=end_with(1 + len(recipes)) - time.monotonic(),
+        sentence = team.share(
+            "estimate",
+            lambda: estimate(
+                plan,
+                recipes,
+                can_share=stock.can_share,
+                seconds=lambda length: estimate_seconds([length], first, cost),
+                left=end_with(1 + len(recipes)) - time.monotonic(),
+                num_processes=team.size,
+            ),
         )
-        if notify is not None:
+        if notify is not None and team.is_first:
             notify(sentence)
     with tempfile.TemporaryDirectory() as folder:
-        applied, candidates = _apply_candidates(info, stock, candidates, Path(folder) / Path(folder).name, progress)
+        applier = RecipeApplier(stock, info.checkpoint, Path(folder) / Path(folder).name)
+        applied, candidates = _apply_candidates(info, applier, candidates, team, progress)
         plans = [_limit_to_context(dataclasses.replace(plan, info=dataclasses.replace(info, name=STOCK)), info)]
         plans += [dataclasses.replace(plan, info=applied_info) for applied_info, _ in applied]
         models = {STOCK: dataclasses.replace(stock, name=STOCK), **{entry.name: model for entry, model in applied}}
@@ -165,6 +172,7 @@ def compare(
             watches_memory=True,
             complete=complete,
             first_pace=read_first,
+            team=team,
         )
         report = run.report()
         if out is not None and report:
@@ -180,23 +188,28 @@ def _begin(progress: Progress | None, stage: str) -> None:
 
 def _apply_candidates(
     info: CheckpointInfo,
-    stock: "LoadedModel",
+    applier: "RecipeApplier",
     candidates: Sequence[Candidate],
-    folder: Path,
+    team: Team,
     progress: Progress | None,
 ) -> "tuple[list[tuple[AppliedInfo, LoadedModel]], list[Candidate]]":
     """Apply the candidates to the loaded weights; return the applied ones, and all candidates with refusals."""
     from ctxext.models.model import wrap_model
-    from ctxext.models.recipe_applier import RecipeApplier
 
-    applier, applied, judged = RecipeApplier(stock, info.checkpoint, folder), [], []
+    stock, applied, judged = applier.stock, [], []
+
+    def prepare(recipe: Recipe) -> dict[str, Any]:
+        return applier.prepare(recipe, progress).to_dict()
+
     for candidate in candidates:
         judged.append(candidate)
         if candidate.recipe is None or candidate.plan is None:
             continue
         _begin(progress, f"applying {candidate.name}")
         try:
-            recipe = applier.prepare(candidate.recipe, progress)
+            # A head order is measured once: another device may compute another one.
+            content = team.share(candidate.name, functools.partial(prepare, candidate.recipe))
+            recipe = recipe_from_dict(content, candidate.name)
             model = applier.apply(recipe).model
         except CtxextError as error:
             judged[-1] = dataclasses.replace(candidate, plan=None, recipe=None, refusal=error.message)
@@ -228,7 +241,13 @@ def _limit_to_context(entry: ModelPlan, info: CheckpointInfo) -> ModelPlan:
 
 
 def estimate(
-    plan: ModelPlan, applied: Sequence[Recipe], *, can_share: bool, seconds: Callable[[int], float], left: float
+    plan: ModelPlan,
+    applied: Sequence[Recipe],
+    *,
+    can_share: bool,
+    seconds: Callable[[int], float],
+    left: float,
+    num_processes: int = 1,
 ) -> str:
     """Describe the work that fits into the time, in the order of `Run`: in rounds, the shortest texts first.
 
@@ -238,6 +257,7 @@ def estimate(
         can_share: Whether all questions about a text share one prefill.
         seconds: Returns the seconds that one model takes for a text of this length.
         left: The remaining seconds.
+        num_processes: The number of processes that share the work, each with all models of a text.
 
     Raises:
         NothingMeasuredError: The time is too short to evaluate every model on one text.
@@ -257,8 +277,8 @@ def estimate(
     reached, spent, least = dict[int, int](), before, math.inf
     for samples in rounds(settings.samples):
         for length, each in sorted(entry for sample in samples for entry in groups[sample]):
-            spent += models * each
-            least = min(least, spent)
+            least = before + models * each if math.isinf(least) else least
+            spent += models * each / num_processes
             reached[length] = reached.get(length, 0) + (spent <= left)
     if least > left:
         raise NothingMeasuredError(

@@ -10,6 +10,7 @@ from ctxext.compare.candidates import STOCK, Candidate
 from ctxext.converters.engine_support import EXACT, PARTLY
 from ctxext.evaluate.plan import ModelPlan
 from ctxext.evaluate.run import Meter
+from ctxext.files.processes import num_processes
 from ctxext.report.findings import pool_cells
 from ctxext.report.intervals import adjust_confidence, mean_interval, paired_interval
 from ctxext.report.report import Report
@@ -317,7 +318,7 @@ def _minutes_of_a_round(plans: Sequence[ModelPlan], records: Sequence[Record]) -
     meter, answered = Meter(plans, None, samples), [record for record in records if "task" in record]
     spent = sum(meter.cost(record["model"], [record["length"]] * len(record["samples"])) for record in answered)
     seconds = math.fsum(record["seconds"] for record in answered)
-    return math.ceil(seconds / spent * meter.total / samples / 60) if spent else 0
+    return math.ceil(seconds / spent * meter.total / samples / num_processes() / 60) if spent else 0
 
 
 def _beyond_stock(plans: Sequence[ModelPlan]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ctxext.checkpoint.opening import is_source_of, open_checkpoint
 from ctxext.data.texts import kinds_of_text
 from ctxext.errors import CtxextError
-from ctxext.files import processes
+from ctxext.evaluate.processes import Team
 from ctxext.gguf import is_gguf
 from ctxext.models.checkpoint_info import CheckpointInfo, GgufInfo, info_of, open_gguf_infos, open_infos
 from ctxext.models.loading import SERVER
@@ -57,22 +57,26 @@ class ModelPlan:
         times = len(self.tasks) * len(self.settings.depths) * self.settings.samples
         return [*(key.length for work in self.documents for key in work.keys), *self.lengths * times]
 
-    def make_work(self, loaded: "LoadedModel", samples: range | None = None) -> "Iterator[Work]":
+    def make_work(
+        self, loaded: "LoadedModel", samples: range | None = None, team: Team | None = None
+    ) -> "Iterator[Work]":
         """Yield the work in running order, in batches that fit into memory.
 
         Args:
             loaded: The model.
             samples: The samples of each cell, and the documents; by default all.
+            team: The processes that share the work. Batches are small enough for each to have one of every cell.
         """
         from ctxext.tasks.retrieval import RetrievalWork, num_questions
 
-        settings, chosen = self.settings, samples or range(self.settings.samples)
+        settings, chosen, team = self.settings, samples or range(self.settings.samples), team or Team(0, 1)
         for task in self.tasks:
             # A task without depths has as many questions as other tasks have at all depths.
             times, depths = num_questions(task, settings) // settings.samples, len(settings.depths)
             for length in self.lengths:
-                most = loaded.questions_at_once(length, depths if task.has_depths else 1)
-                size = min(settings.batch_size or most, -(-len(chosen) * times // processes.num_processes()))
+                most = settings.batch_size or loaded.questions_at_once(length, depths if task.has_depths else 1)
+                share = -(-len(chosen) * times // team.size)
+                size = team.agree(f"{self.info.name} {task.name} {length} {chosen}", min(most, share))
                 for first in range(chosen.start * times, chosen.stop * times, size):
                     numbers = tuple(range(first, min(first + size, chosen.stop * times)))
                     yield RetrievalWork(task, length, numbers, settings)

@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from ctxext.checkpoint.durations import cost_of, format_duration
 from ctxext.checkpoint.loading import choose_device, fast_cpu_dtype
 from ctxext.errors import CtxextError
 from ctxext.evaluate.plan import ModelPlan, default_tasks, plan_questions
+from ctxext.evaluate.processes import Team, take_device
 from ctxext.evaluate.results_log import ResultsLog
 from ctxext.files import processes
 from ctxext.files.content import Progress
@@ -83,6 +84,8 @@ def evaluate(
 
         check_tasks(settings.tasks, settings.harness, loading, processes.num_processes())
         settings = dataclasses.replace(settings, generate=True)
+    else:
+        take_device(loading.device)
     check_harness(settings.harness)
     plans = plan_questions(sources, settings, loading)
     check_harness(settings.harness, sorted({length for plan in plans for length in plan.lengths}))
@@ -115,6 +118,7 @@ class Run:
         watches_memory: Whether to record the peak memory of each model.
         complete: Adds results computed from single records to the report.
         first_pace: A number of tokens, and the seconds in which the first model read them before its measurement.
+        team: The processes that share the work.
     """
 
     plans: Sequence[ModelPlan]
@@ -129,28 +133,28 @@ class Run:
     watches_memory: bool = False
     complete: "Callable[[Report, Sequence[Record]], None] | None" = None
     first_pace: tuple[int, float] | None = None
+    team: Team = field(default_factory=Team)
 
     def report(self) -> Report:
         """Measure the missing samples and write the report; only the first process returns it, the others return {}."""
-        out, is_first = self.out, processes.rank() == 0
-        if out is None and processes.num_processes() > 1:
+        out, team = self.out, self.team
+        if out is None and team.size > 1:
             raise CtxextError("Several processes need a common folder.", hint="Add --out report.")
         with nullcontext() if out is None else only_run_in(out):
-            self._log = ResultsLog(out, processes.rank())
-            header = _make_header(self.plans, self.settings, self.loading) if is_first else {}
-            if is_first:
-                self._log.begin(header, resume=self.resume, overwrite=self.overwrite)
-            processes.wait_for_everyone(self.loading.device)
-            self._meter = Meter(self.plans, self.progress, self.settings.samples, end=self.end)
+            self._log = ResultsLog(out, team.rank)
+            header = _make_header(self.plans, self.settings, self.loading) if team.is_first else {}
+            team.share("log", lambda: self._log.begin(header, resume=self.resume, overwrite=self.overwrite))
+            self._meter = Meter(self.plans, self.progress, self.settings.samples, end=self.end, team=team)
             self._peaks = dict[str, int]()
             if math.isinf(self.end):
                 for entry in self.plans:
                     self._measure_all(entry)
             else:
                 self._measure_in_rounds()
-            processes.wait_for_everyone(self.loading.device)
-            if not is_first:
+            team.add("finished", 1)
+            if not team.is_first:
                 return {}
+            team.wait("finished", team.size, self._meter.wait)
             # Only lines of an earlier run may be malformed.
             with explain_malformed(str(out)) if self.resume else nullcontext():
                 records = self._log.records()
@@ -164,24 +168,27 @@ class Run:
                 return report
 
     def _measure_all(self, entry: ModelPlan) -> None:
-        """Run the remaining work for a model in this process."""
-        name = entry.info.name
+        """Run the remaining work for a model: what no other process takes, the longest texts first if there are any."""
+        name, team = entry.info.name, self.team
         done = self._log.done(name)
-        needs_harness = bool(self.settings.harness and entry.lengths) and processes.rank() == 0
+        needs_harness = bool(self.settings.harness and entry.lengths) and team.is_first
         needs_harness = needs_harness and not any("harness" in record for record in self._log.records_of(name))
+        if team.add(f"{name}, all taken") and not needs_harness:
+            return
         if len(done) >= len(entry.measured_lengths) and not needs_harness:
-            self._meter.skip(name, entry.measured_lengths, name)
+            if team.takes(f"{name}, already measured"):
+                self._meter.skip(name, entry.measured_lengths, name)
             return
         loaded = self.load(entry)
         try:
             self._log.append({"model": name, "facts": loaded.facts()})
             self._meter.begin()
             with self._record_peak(loaded):
-                for number, work in enumerate(entry.make_work(loaded)):
-                    if number % processes.num_processes() == processes.rank():
+                works = entry.make_work(loaded, team=team)
+                for work in works if team.size == 1 else sorted(works, key=_count_tokens, reverse=True):
+                    if team.takes(f"{name} {work.keys[0]}"):
                         self._measure(loaded, work, done)
-                    else:
-                        self._meter.skip(name, [key.length for key in work.keys], f"{name} {work.label}")
+                team.add(f"{name}, all taken", 1)
             if needs_harness:
                 from ctxext.tasks.harness import run_harness
 
@@ -203,13 +210,16 @@ class Run:
         for samples in rounds(self.settings.samples):
             works: dict[tuple[int, str], list[tuple[str, Work]]] = {}
             for entry in self.plans:
-                for work in entry.make_work(models[entry.info.name], samples):
+                for work in entry.make_work(models[entry.info.name], samples, self.team):
                     works.setdefault((work.length, work.label), []).append((entry.info.name, work))
-            for _, group in sorted(works.items(), key=lambda item: item[0]):
+            for cell, group in sorted(works.items(), key=lambda item: item[0]):
                 lengths_read = [_list_lengths_read(set(work.keys) - done[name], models[name]) for name, work in group]
                 names = [name for name, _ in group]
                 if time.monotonic() + sum(map(meter.estimate_seconds, names, lengths_read)) > self.end:
                     return
+                # All models of a cell run in one process, so that they have the same questions when the time is up.
+                if not self.team.takes(f"{cell} {samples}"):
+                    continue
                 for (name, work), lengths in zip(group, lengths_read, strict=True):
                     began = time.monotonic()
                     if began + meter.estimate_seconds(name, lengths) > self.end:
@@ -236,6 +246,10 @@ class Run:
         if watches and (peak := peak_memory(loaded.device)) > self._peaks.get(loaded.name, 0):
             self._peaks[loaded.name] = peak
             self._log.append({"model": loaded.name, "facts": {"peak_memory": peak}})
+
+
+def _count_tokens(work: "Work") -> int:
+    return sum(key.length for key in work.keys)
 
 
 def rounds(num_samples: int) -> Iterator[range]:
@@ -278,6 +292,7 @@ class Meter:
         samples: The number of samples per cell, for the advice.
         clock: Returns the time in seconds.
         end: The end of the run by the clock, complete or not.
+        team: The processes that share the work; the first one shows the progress of all.
     """
 
     def __init__(
@@ -287,12 +302,14 @@ class Meter:
         samples: int,
         clock: Callable[[], float] = time.monotonic,
         end: float = math.inf,
+        team: Team | None = None,
     ) -> None:
         self.progress, self.samples, self.clock = progress, samples, clock
         self.started, self.end = clock(), end
         self._costs = {plan.info.name: cost_of(plan.info.checkpoint.config) for plan in plans}
         self.total = sum(self.cost(plan.info.name, plan.measured_lengths) for plan in plans)
         self.reached = self._spent = 0
+        self._team = team or Team(rank=0, size=1)
         self._seconds, self._at = 0.0, clock()
         self._rates: dict[tuple[str, int], float] = {}
         lengths = [length for plan in plans for length in plan.measured_lengths]
@@ -316,11 +333,15 @@ class Meter:
         self._seconds, self._at = self._seconds + now - self._at, now
         cost = self.cost(model, lengths)
         self._spent += cost
-        left = self._seconds / self._spent * (self.total - self.reached - cost)
+        left = self._seconds / self._spent * (self.total - self._team.add("progress") - cost) / self._team.size
         is_long = left >= _LONG and math.isinf(self.end)
         advice = f", half of it with --samples {max(1, self.samples // 2)}" if is_long else ""
         left = max(0.0, min(left, self.end - now))
         self._report(f"{label} ({format_duration(left)} left{advice})", cost)
+
+    def wait(self) -> None:
+        """Report the progress of the other processes."""
+        self._report("waiting for the other processes", 0)
 
     def record(self, model: str, lengths: Sequence[int], seconds: float) -> None:
         """Record the time of prompts that ran together."""
@@ -336,7 +357,7 @@ class Meter:
         return (self._rates.get((model, longest)) or _UNSEEN * highest) * self.cost(model, lengths)
 
     def _report(self, label: str, cost: int) -> None:
-        self.reached += cost
+        self.reached = self._team.add("progress", cost)
         if self.progress is not None:
             share = (self.clock() - self.started) / (self.end - self.started)  # 0 if there is no end.
             self.progress(label, max(self.reached, int(share * self.total)), self.total)

@@ -1,7 +1,6 @@
-"""Processes of `accelerate launch`, memory use, and SIGTERM."""
+"""Processes that share work, memory use, and SIGTERM."""
 
 import contextlib
-import datetime
 import os
 import signal
 import socket
@@ -11,8 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
-
-from ctxext.files.offline import forbid_network
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +22,7 @@ _PEAK = "5"
 
 
 def rank() -> int:
-    """Return the number of the current process among those of `accelerate launch`."""
+    """Return the number of the current process among those of `--num-processes`, `accelerate launch` or torchrun."""
     return int(os.environ.get("RANK", "0"))
 
 
@@ -34,19 +31,10 @@ def num_processes() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def wait_for_everyone(device: str) -> None:
-    """Wait until every process has called this function; a process may take hours longer."""
-    if num_processes() > 1:
-        with forbid_network():
-            from accelerate import PartialState
-
-        PartialState(cpu=device == "cpu", timeout=datetime.timedelta(days=30)).wait_for_everyone()
-
-
 @contextlib.contextmanager
 def run_alone() -> Iterator[None]:
     """Run as a single process for the duration of the context, even under a launcher."""
-    before = {name: os.environ.pop(name) for name in ("RANK", "WORLD_SIZE") if name in os.environ}
+    before = {name: os.environ.pop(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE") if name in os.environ}
     try:
         yield
     finally:
@@ -87,10 +75,10 @@ def peak_memory(device: "torch.device") -> int:
 
 
 def total_memory(device: "torch.device") -> int:
-    """Return the memory of an accelerator, or of this machine, in bytes."""
+    """Return the memory of an accelerator, or this process's share of the machine's, in bytes."""
     if (module := _memory_of(device)) is not None:
         return int(module.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def machine_id() -> str:

@@ -214,7 +214,7 @@ def _count_cells(settings: dict[str, Any], records: Sequence[Record]) -> list[di
         by_text: dict[int, list[float]] = {}
         for sample, right in sorted(answers.items()):
             by_text.setdefault(texts[sample], []).append(right)
-        correct = sum(answers.values())
+        correct = sum(right for _, right in sorted(answers.items()))
         low, high = wilson_interval(correct, len(answers))
         cells.append(
             {
