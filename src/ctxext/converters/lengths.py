@@ -106,6 +106,8 @@ def length_files(folder: Path, before: int, after: int, *, is_extended: bool) ->
             _set(folder, texts, name, key, after)
         is_sentence_encoder = bool(stated) or read_pipeline(folder) is not None
     old = None if is_sentence_encoder else before
+    if old == after:  # The number would stay, and the file is large.
+        return texts
     # Some versions of transformers read another file instead.
     versioned = (tokenizer or {}).get("fast_tokenizer_files")
     names = [name for name in versioned if isinstance(name, str)] if isinstance(versioned, list) else []

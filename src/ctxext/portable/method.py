@@ -171,9 +171,10 @@ class Row:
 
     def rotate(self, tensors, call=None):
         """Rotate queries (b, h, 1, d) or (b, 1, h, d) and keys, or one of them."""
-        shapes, heads = [tensor.shape for tensor in tensors], self.waves[0].shape[1]
-        rows = [x.view(shape[0], heads, -1, shape[3]) for x, shape in zip(tensors, shapes, strict=True)]
-        return [x.view(shape) for x, shape in zip(self.rotation(rows, self.waves, 2, call), shapes, strict=True)]
+        heads = self.waves[0].shape[1]
+        rows = [x if x.shape[1] == heads else x.view(x.shape[0], heads, -1, x.shape[3]) for x in tensors]
+        rotated = self.rotation(rows, self.waves, 2, call)
+        return [y if x is row else y.view(x.shape) for x, row, y in zip(tensors, rows, rotated, strict=True)]
 
     def to(self, *args, **kwargs):
         """Return self: see `Call`."""

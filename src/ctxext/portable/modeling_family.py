@@ -199,40 +199,41 @@ def layer_forward(names, original, layer, *args, **kwargs):
     if part is None:
         return original(layer, *args, **kwargs)
     given = dict(zip(names, args, strict=False)) | kwargs
-    tables = next((value for value in given.values() if holds_tables(value)), None)
-    number, attention = layer_of(part, given), getattr(layer, part.name)
+    held = [name for name, value in given.items() if holds_tables(value)]
+    tables, number = given[held[0]] if held else None, layer_of(part, given)
     if tables is None and part.rotary is None:
         for method in part.attends(number):
             raise ValueError(f"{method.name}: layer {number} was called without its rotary tables.")
         return original(layer, *args, **kwargs)
     rows = tables[0].memory.get("rows") if tables else None
-    call = None if rows else Call(part, attention, tables and tables[0], given)
-
-    def insert_call(value):
-        if not holds_tables(value):
-            return value
+    call = None if rows else Call(part, getattr(layer, part.name), tables and tables[0], given)
+    for name in held:
+        value = given[name]
         first = rows.get(number, value[0].cos) if rows else value[0].cos if call.is_plain else call
-        return first if value[1] is None else (first, value[1])
-
+        value = first if value[1] is None else (first, value[1])
+        if name in kwargs:
+            kwargs[name] = value
+        else:
+            place = names.index(name)
+            args = (*args[:place], value, *args[place + 1 :])
     outer, CURRENT.call = getattr(CURRENT, "call", None), call
     try:
-        kwargs = {name: insert_call(value) for name, value in kwargs.items()}
-        return original(layer, *(insert_call(value) for value in args), **kwargs)
+        return original(layer, *args, **kwargs)
     finally:
         CURRENT.call = outer
 
 
-def apply(original, names, *args, **kwargs):
-    """Rotate queries and keys as the family does, by the methods of this checkpoint."""
-    given = dict(zip(names, args, strict=False)) | kwargs
-    where = names.index("cos") if "cos" in names else names.index("freqs_cis")
-    call, axis = given[names[where]], given.get("unsqueeze_dim", 1 if "cos" in names else 2)
+def apply(original, names, where, *args, **kwargs):
+    """Rotate queries and keys as the family does, by the methods of this checkpoint; `where` is the index of cos."""
+    call = args[where] if where < len(args) else kwargs[names[where]]
     if not isinstance(call, Call | Row):
         return original(*args, **kwargs)
-    tensors = [given[name] for name in names[:where]]  # Query and key, or only one.
+    tensors = [*args[:where], *(kwargs[name] for name in names[len(args) : where])]  # Query and key, or only one.
     if isinstance(call, Row):
         rotated = call.rotate(tensors)
         return rotated[0] if len(tensors) == 1 else rotated
+    given = dict(zip(names, args, strict=False)) | kwargs
+    axis = given.get("unsqueeze_dim", 1 if names[where] == "cos" else 2)
     sets = []
     for for_query, for_key in call.tables.sets:
         rotated = call.rotate(tensors, for_query, axis)
@@ -446,7 +447,8 @@ def family(stub, modeling, methods):
         raise ValueError(f"{modeling} of transformers {transformers.__version__} has no known rotation of queries.")
     module.ctxext_rotation = (function, names.index("cos") == 2) if "cos" in names else (rotate_complex, True)
     module.ctxext_prepare = prepare
-    setattr(module, applied, functools.partial(apply, function, names))
+    where = names.index("cos" if "cos" in names else "freqs_cis")
+    setattr(module, applied, functools.partial(apply, function, names, where))
     if any(
         method.attend is not Method.attend for method in methods
     ):  # Other methods do not depend on the attention function.
