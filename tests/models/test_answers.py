@@ -173,9 +173,9 @@ def test_an_answer_s_logits_are_those_of_writing_it_whatever_ran_before(kind, ch
         assert model.runs == [1, 1, 2, 1, 3]
 
 
-@pytest.mark.parametrize(("length", "kept", "runs"), [(12, 2, [2, 5, 5]), (11, 2, [1, 5, 5]), (12, 7, [5, 7])])
+@pytest.mark.parametrize(("length", "kept", "runs"), [(12, 2, [5, 5, 2]), (11, 2, [5, 6]), (12, 7, [5, 7])])
 @torch.inference_mode()
-def test_a_cache_is_begun_in_one_run_and_continued_in_pieces_counted_from_the_end(monkeypatch, length, kept, runs):
+def test_a_cache_is_begun_in_one_run_and_continued_in_pieces_from_the_beginning(monkeypatch, length, kept, runs):
     monkeypatch.setattr(reading, "_PIECE", {"cpu": 5})
     model, ids = noting(), tokens(2, 8 + length)
     whole = model(ids).logits
