@@ -287,3 +287,23 @@ def test_generated_text_does_not_depend_on_earlier_prompts(monkeypatch):
         remembers = loaded.model.model.rotary_emb.max_seq_len_cached > 100
         assert remembers or IS_OLDER
         assert (written() != first) == remembers, "and it would show"
+
+
+@pytest.mark.parametrize("depths", [1, 2])
+def test_generation_stops_as_soon_as_every_answer_of_a_batch_is_right(depths):
+    model = noting()
+    loaded = loaded_with(model, can_share=True)
+    ids = tokens(2 * depths, 20).tolist()
+    questions = [
+        [Prompt(ids[row * depths + depth], 6, ("x",), (str(row),)) for depth in range(depths)] for row in range(2)
+    ]
+
+    def written(grade):
+        return dict(answers._write(loaded, questions, range(depths), grade))
+
+    whole = written(None)
+    assert all(len(answer) == 6 for rows in whole.values() for answer in rows)
+    early = written(lambda tokens, prompt: float(len(tokens) > int(prompt.required[0])))  # After one and two tokens.
+    assert early == {depth: [answer[:2] for answer in rows] for depth, rows in whole.items()}
+    never = written(lambda tokens, prompt: 0.5)
+    assert never == whole

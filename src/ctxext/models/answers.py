@@ -33,6 +33,8 @@ _WORTH = 1 / 8
 """Minimum share of a reused prefix in a prompt: a first piece needs no mask and is faster."""
 
 Finished = TypeVar("Finished")
+_Grade = Callable[[Sequence[int], Prompt], float]
+"""Grades the tokens of an answer, from 0 to 1."""
 
 
 @torch.inference_mode()
@@ -243,45 +245,65 @@ def generate_graded(
     questions: Sequence[Sequence[Prompt]],
     depths: Sequence[int],
     grade: Callable[[str, Prompt], float],
+    *,
+    until_right: bool = False,
 ) -> Iterator[tuple[int, list[float]]]:
-    """Yield the grade of greedily decoded texts; common tokens of a question's prompts are read once."""
-    for depth, rows in _write(loaded, questions, depths):
-        texts = [loaded.encoder.tokenizer.decode(ids, skip_special_tokens=True) for ids in rows]
-        yield depth, [grade(text, question[depth]) for text, question in zip(texts, questions, strict=True)]
+    """Yield the grade of greedily decoded texts; common tokens of a question's prompts are read once.
+
+    With `until_right`, generation may stop at the full grade.
+    """
+
+    def grade_tokens(ids: Sequence[int], prompt: Prompt) -> float:
+        return grade(loaded.encoder.tokenizer.decode(ids, skip_special_tokens=True), prompt)
+
+    for depth, rows in _write(loaded, questions, depths, grade_tokens if until_right else None):
+        yield depth, [grade_tokens(ids, question[depth]) for ids, question in zip(rows, questions, strict=True)]
 
 
 def _write(
-    loaded: LoadedModel, questions: Sequence[Sequence[Prompt]], depths: Sequence[int]
+    loaded: LoadedModel, questions: Sequence[Sequence[Prompt]], depths: Sequence[int], grade: _Grade | None
 ) -> Iterator[tuple[int, list[list[int]]]]:
-    """Generate as `LoadedModel.write`, but read common tokens once if prompts may share a cache."""
+    """Generate as `LoadedModel.write`; prompts that may share a cache read common tokens once and may stop early."""
     if len({len(prompt.ids) for question in questions for prompt in question}) > 1:
         return loaded.write(questions, depths)
     ids, num_last = tokens_of(questions), count_unshared(questions)
-    if ids.shape[1] > 1 and loaded.may_share(min(count_common(ids, num_last)[0]), ids.shape[2]):
-        return _write_on_shared(loaded, questions, depths)
+    if loaded.may_share(min(count_common(ids, num_last)[0]), ids.shape[2]):
+        return _write_on_shared(loaded, questions, depths, grade)
     return loaded.write(questions, depths)
 
 
 @torch.inference_mode()
 def _write_on_shared(
-    loaded: LoadedModel, questions: Sequence[Sequence[Prompt]], depths: Sequence[int]
+    loaded: LoadedModel, questions: Sequence[Sequence[Prompt]], depths: Sequence[int], grade: _Grade | None
 ) -> Iterator[tuple[int, list[list[int]]]]:
-    """Generate after reading the common tokens once; questions with answers of the same sizes run together."""
-    model, ends = loaded.model, torch.tensor(loaded.ends, device=loaded.device, dtype=torch.long)
+    """Generate after reading the common tokens once; questions with answers of the same sizes run together.
+
+    An answer ends at an end token, and if there is a grade, at the full one.
+    """
+    model, ends = loaded.model, {*loaded.ends}
+
+    def has_ended(ids: list[int], prompt: Prompt) -> bool:
+        return not ends.isdisjoint(ids) or (grade is not None and bool(ids) and grade(ids, prompt) == 1)
+
     forget_longer_prompts(model)
     sizes = [tuple(prompt.num_answer for prompt in question) for question in questions]
     written: dict[tuple[int, int], list[int]] = {}
     for alike in dict.fromkeys(sizes):
         rows = [row for row, of_row in enumerate(sizes) if of_row == alike]
         ids = tokens_of([questions[row] for row in rows]).to(loaded.device)
+        prompts = [*zip(*(questions[row] for row in rows), strict=True)]
 
         def write(
-            depth: int, rest: torch.Tensor, cache: PrefixCache | None, alike: tuple[int, ...] = alike
+            depth: int,
+            rest: torch.Tensor,
+            cache: PrefixCache | None,
+            alike: tuple[int, ...] = alike,
+            prompts: Sequence[Sequence[Prompt]] = prompts,
         ) -> list[list[int]]:
             # A prompt that shares nothing also needs a cache, for the generated tokens.
             cache = new_cache(model) if cache is None else cache
             tokens, new = rest[:, : -alike[depth]], rest[:, :0]
-            while new.shape[1] < alike[depth] and not bool(torch.isin(new, ends).any(1).all()):
+            while new.shape[1] < alike[depth] and not all(map(has_ended, new.tolist(), prompts[depth])):
                 logits = run(model, tokens, 1, cache)[:, -1]
                 loaded.check_finite(logits.amax(-1))
                 tokens = logits.argmax(-1, keepdim=True)

@@ -147,6 +147,7 @@ class RetrievalTask(Task):
     Attributes:
         scored: A short description of the scoring.
         is_written: Whether the model always generates its answers.
+        stays_right: Whether an answer with the full score keeps it whatever follows, so that generation may stop there.
         answer_room: Maximum number of generated tokens; 0 for the number of tokens of the answer.
         has_depths: Whether the question is about one place. If not, a record's depth is None, and each length has as
             many questions as other tasks have at all depths.
@@ -160,6 +161,7 @@ class RetrievalTask(Task):
 
     scored: str = "Exact match"
     is_written: bool = False
+    stays_right: bool = False
     answer_room: int = 0
     has_depths: bool = True
     is_exact: bool = True
@@ -200,7 +202,7 @@ class RetrievalTask(Task):
         from ctxext.models.answers import generate_exact, generate_graded, score_depths
 
         if self.is_written:
-            return generate_graded(loaded, questions, depths, self.grade)
+            return generate_graded(loaded, questions, depths, self.grade, until_right=self.stays_right)
         return (generate_exact if generate else score_depths)(loaded, questions, depths)
 
     def grade(self, text: str, prompt: Prompt) -> float:

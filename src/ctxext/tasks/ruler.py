@@ -61,6 +61,7 @@ class RulerTask(RetrievalTask):
     """
 
     is_written: bool = True
+    stays_right: bool = True
     shows: str = "RULER"
     seed: int = 0
     words: Words | None = None
