@@ -171,11 +171,11 @@ def build_recipe(methods: Sequence[str], recipe: str | None, options: Mapping[st
         if not takers:
             used = [step["method"] for step in content["steps"]]
             if name in _SHARED:
+                value = f"{options[name]:g}" if isinstance(options[name], float) else options[name]
+                words = ["--method yarn", option_name(name), str(value), *(f"--method {method}" for method in used)]
                 raise CtxextError(
                     f"{' and '.join(used)} cannot extend the context by {option_name(name)}.",
-                    hint="Combine: "
-                    + " ".join(["--method yarn", option_name(name), str(options[name])])
-                    + "".join(f" --method {method}" for method in used),
+                    hint=f"Combine: {' '.join(words)}",
                 )
             raise CtxextError(f"{option_name(name)} is an option of {_names(owners)}, not of {', '.join(used)}.")
         for step in takers:
