@@ -148,7 +148,7 @@ def share_option(default: float, **settings: Any) -> Any:
 
 def seed_option(**settings: Any) -> Any:
     """Declare the field of the random seed."""
-    invalid = f'seed must be a number from 0 to {_LARGEST_SEED}, not "{{value}}".'
+    invalid = f'--seed must be a number from 0 to {_LARGEST_SEED}, not "{{value}}".'
     return option(0, help="Random seed.", min=0, max=_LARGEST_SEED, invalid=invalid, **settings)
 
 
@@ -250,14 +250,14 @@ def accepts_options(owner: type, name: str = "options") -> Callable[[Callable[..
     return decorate
 
 
-def check_options(options: Any, form: str = "{name} must be {limits}, not {value:g}.") -> None:
+def check_options(options: Any, form: str = "{flag} must be {limits}, not {value:g}.") -> None:
     """Raise if a number is out of range, a combination of options breaks a rule, or a word is not among the choices.
 
     Choices come last: an option that cannot be combined with another one is reported as such, whatever its value.
 
     Args:
         options: A dataclass with options and, optionally, `rules`.
-        form: The message for a number that violates its limits, with {name}, {flag}, {limits} and {value}.
+        form: The message for a number that violates its limits, with {flag}, {limits} and {value}.
     """
     owner, declared = type(options), declared_options(type(options))
     for name, option in declared.items():
@@ -282,6 +282,7 @@ def _check_number(owner: type, name: str, option: Option, value: Any, form: str)
     if is_in_range and option.allows(value):
         return
     if not is_in_range:
-        form = f'{{name}} must be a number from -{most} to {most}, not "{{value}}".'
-    values = {"name": name, "flag": flag_of(owner, name), "limits": option.limits, "value": value}
+        least = -most if option.min is None else option.min
+        form = f'{{flag}} must be a number from {least} to {most}, not "{{value}}".'
+    values = {"flag": flag_of(owner, name), "limits": option.limits, "value": value}
     raise CtxextError((option.invalid or form).format(**values), hint=option.hint)

@@ -19,7 +19,7 @@ from ctxext.checkpoint.geometry import check_sizes, claimed_length
 from ctxext.checkpoint.other_files import read_lengths
 from ctxext.errors import CtxextError
 from ctxext.files.content import MANIFEST, is_text, open_regular
-from ctxext.files.length import as_length
+from ctxext.files.length import as_length, looks_like_length
 from ctxext.files.schemas import read_json_object
 from ctxext.files.strict import parse_json, read_text
 from ctxext.files.tensor_files import read_safetensors_header
@@ -34,6 +34,7 @@ LOG_IN = "Run hf auth login, or pass a token with write access: --token TOKEN"
 _INDEX_NAMES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 LOADABLE = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)$")
 _SKIPPED_FOLDERS = (".git", ".cache", "__pycache__")
+_CONFIGS = ("config.json", "adapter_config.json")
 _BLOCK, _NUM_BLOCKS = 1 << 16, 32
 
 _INTEGER_BITS = {"I8": 8, "U8": 8, "I16": 16, "U16": 16, "I32": 32, "U32": 32, "I64": 64, "U64": 64}
@@ -286,6 +287,8 @@ def open_checkpoint(
         hint = "Specify the folder with the files of the checkpoint."
         if (folder / "adapter_config.json").is_file():
             hint = f"It is an adapter. Merge it into its base model first: ctxext merge BASE {shlex.quote(source)} OUT"
+        elif inner := [path.parent.name for path in sorted(folder.glob("*/*config.json")) if path.name in _CONFIGS]:
+            hint = f"Did you mean {shlex.quote(str(Path(source) / inner[0]))}?"
         if (folder / "0_Transformer" / "config.json").is_file():
             hint = 'Move the files of "0_Transformer" to the main folder, and set its "path" in modules.json to "".'
         raise CtxextError(f'"{source}" has no config.json.', hint=hint)
@@ -359,6 +362,9 @@ def _fetch(
     """Download a checkpoint from the Hub into its cache, with or without the weights."""
     if not re.fullmatch(r"[\w.\-]+(/[\w.\-]+)?", source):
         raise CtxextError(f'There is no folder "{source}".', hint="Specify a folder, a Hub id (user/name) or demo.")
+    if looks_like_length(source):  # No repository has such a name.
+        hint = "Separate several lengths with commas: --lengths 4k,32k."
+        raise CtxextError(f'There is no folder "{source}".', hint=hint)
     import huggingface_hub
     from huggingface_hub import errors
     from huggingface_hub.utils.tqdm import disable_progress_bars

@@ -16,6 +16,11 @@ _GAP = 2
 _NAMES = 26
 """Columns for the names of options; the help of a longer name begins on the line below it."""
 
+_TYPED = re.compile(r"(?P<option>--[\w-]+) <(?P<list>list\[)?(?P<kind>[\w ]+)\]?>")
+"""An option with the type of its value, as typer shows it."""
+_VALUES = {"int": "N", "int range": "N", "float": "NUMBER", "float range": "NUMBER", "path": "PATH"}
+_COUNTED = {"LENGTH": "TOKENS", "LENGTHS": "TOKENS"}
+
 Row = tuple[str, str]
 """A name and its explanation."""
 
@@ -138,11 +143,17 @@ def _panels(parameters: Iterable[Any], ctx: typer.Context) -> list[tuple[str, li
         usual = "Arguments" if is_argument else "Options"
         rows = panels.setdefault(getattr(parameter, "rich_help_panel", None) or usual, [])
         names, explained = parameter.get_help_record(ctx)
-        # An option that may be repeated shows the type of each value.
-        options = re.sub(r"<list\[(\w+)\]>", r"<\1>…", names).replace(" / ", "/")
+        options = _TYPED.sub(_name_value, names).replace(" / ", "/")
         name = _name_of(parameter) if is_argument else options
         rows.append((name, explained.removesuffix("  [required]")))
     return [(title, rows) for title, rows in panels.items() if rows]
+
+
+def _name_value(found: "re.Match[str]") -> str:
+    """Return an option with a name for its value instead of a type: PATH, N, or the last word of the option."""
+    option, is_repeated, kind = found["option"], found["list"], found["kind"]
+    word = option.rpartition("-")[2].upper()
+    return f"{option} {_VALUES.get(kind) or _COUNTED.get(word, word)}{'…' if is_repeated else ''}"
 
 
 def section(title: str, rows: Iterable[Row], console: SafeConsole) -> Iterator[Text]:

@@ -169,10 +169,15 @@ def build_recipe(methods: Sequence[str], recipe: str | None, options: Mapping[st
         owners = option_owners()[name]
         takers = [step for step in content["steps"] if method_named(step["method"]) in owners]
         if not takers:
-            raise CtxextError(
-                f"{option_name(name)} is an option of {_names(owners)}, "
-                f"not of {', '.join(step['method'] for step in content['steps'])}."
-            )
+            used = [step["method"] for step in content["steps"]]
+            if name in _SHARED:
+                value = f"{options[name]:g}" if isinstance(options[name], float) else options[name]
+                words = ["--method yarn", option_name(name), str(value), *(f"--method {method}" for method in used)]
+                raise CtxextError(
+                    f"{' and '.join(used)} cannot extend the context by {option_name(name)}.",
+                    hint=f"Combine: {' '.join(words)}",
+                )
+            raise CtxextError(f"{option_name(name)} is an option of {_names(owners)}, not of {', '.join(used)}.")
         for step in takers:
             step[name] = value
             if name in _SHARED:

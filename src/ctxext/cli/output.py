@@ -143,13 +143,12 @@ class Output:
         if self.quiet:
             yield lambda label, done, total: None
         elif self.stderr.is_terminal:
-            from rich.progress import BarColumn, TextColumn
+            from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
             from rich.progress import Progress as Bar
 
             columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
-            with Bar(
-                *columns, time_left_column(), console=self.stderr, transient=True, speed_estimate_period=_DAY
-            ) as bar:
+            times = (TimeElapsedColumn(), time_left_column())
+            with Bar(*columns, *times, console=self.stderr, transient=True, speed_estimate_period=_DAY) as bar:
                 task = bar.add_task(title, total=None)
 
                 def advance(label: str, done: int, total: int) -> None:
@@ -181,7 +180,9 @@ def time_left_column() -> Any:
 
     class TimeLeft(TimeRemainingColumn):
         def render(self, task: Any) -> Text:
-            return Text() if _TIME_LEFT.search(task.description) else super().render(task)
+            if _TIME_LEFT.search(task.description) or task.time_remaining is None:
+                return Text()
+            return super().render(task).append(" left")
 
     return TimeLeft()
 

@@ -30,7 +30,6 @@ class Launch:
         panel="Execution",
         min=1,
         max=256,
-        invalid="--num-processes must be a number from 1 to 256, not {value}.",
     )
 
     def __post_init__(self) -> None:

@@ -25,7 +25,7 @@ from ctxext.tasks.settings import Settings, find_length_above_target
 STOCK = "stock"
 """Name of the unmodified model."""
 
-_ROTARY = ("yarn", "ntk", "ntk-by-parts", "llama3", "mrrope", "self-extend", "dca", "adaptive", "mspoe")
+_ROTARY = ("yarn", "ntk", "ntk-by-parts", "llama3", "mrrope", "self-extend", "dca", "adaptive")
 DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "rotary": {name: {"method": name} for name in _ROTARY},
     "learned": {f"table-{fill}": {"method": "table", "fill": fill} for fill in FILLS},

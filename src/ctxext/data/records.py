@@ -188,9 +188,16 @@ def kind_of(path: Path) -> str:
 def _read_file(path: Path) -> Iterator[tuple[str, Record]]:
     _check_kind(path)
     reader = _READERS.get(kind_of(path), _read_text)
+    if path.is_file() and not path.stat().st_size:
+        raise CtxextError(f'"{path}" is empty.', hint="Choose another file.")
     try:
         yield from reader(path)
-    except (OSError, UnicodeDecodeError, EOFError) as error:
+    except UnicodeDecodeError as error:
+        raise CtxextError(
+            f'"{path}" is not text: {error.reason} at byte {error.start}.',
+            hint="Use UTF-8 text, JSON lines or parquet. Convert other documents first, for example with pdftotext.",
+        ) from error
+    except (OSError, EOFError) as error:
         raise CtxextError(f'"{path}" cannot be read: {error}.', hint="Use a UTF-8 text file.") from error
     except ValueError as error:
         raise CtxextError(f'"{path}" cannot be opened: {error}.', hint="For .zst: pip install zstandard") from error

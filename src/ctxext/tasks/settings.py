@@ -1,6 +1,7 @@
 """The settings of an evaluation: tasks, lengths, depths, samples."""
 
 import dataclasses
+import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -28,7 +29,7 @@ from ctxext.tasks.base import RetrievalTask
 from ctxext.tasks.documents import read_questions
 from ctxext.tasks.longppl import name_evaluator
 from ctxext.tasks.published import PublishedTask, digest_of
-from ctxext.tasks.registry import DEFAULTS, NAMES, RETRIEVAL_TASKS, TASKS, USERS, expand_groups
+from ctxext.tasks.registry import DEFAULTS, GROUPS, NAMES, RETRIEVAL_TASKS, TASKS, USERS, expand_groups
 from ctxext.tasks.ruler_files import read_essays, read_hotpot, read_squad, read_words
 
 _TASKS, _RUN = "Task options", "Execution"
@@ -41,6 +42,14 @@ _FILES: Mapping[str, tuple[str, Callable[[Path], Any]]] = {
     "words": ("words", read_words),
 }
 """Options with files, each with the name of its content in `RetrievalTask.with_options` and the function to read it."""
+
+
+def _near_tasks(task: str) -> str:
+    """Return a hint for an unknown task: the tasks of its group, a similar name, or all names."""
+    if members := GROUPS.get(task.partition("-")[0]):
+        return f"Tasks of {task.partition('-')[0]}: {', '.join(members)}."
+    near = difflib.get_close_matches(task.lower(), [*TASKS, *GROUPS], n=1)
+    return f'Did you mean "{near[0]}"?' if near else f"Tasks: {', '.join(NAMES)}."
 
 
 def _find_unused_option(settings: "Settings") -> tuple[str, str] | None:
@@ -163,9 +172,9 @@ class Settings:
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            lambda settings: next((task for task in settings.tasks if task not in TASKS), None),
-            'Unknown task "{found}".',
-            f"Tasks: {', '.join(NAMES)}.",
+            lambda settings: next(((task, _near_tasks(task)) for task in settings.tasks if task not in TASKS), None),
+            'Unknown task "{found[0]}".',
+            "{found[1]}",
         ),
         Rule(_find_unused_option, "No selected task uses {found[0]}.", "Add --task {found[1]}, or omit {found[0]}."),
         Rule(
