@@ -21,7 +21,7 @@ def test_whole_numbers(options, name, value):
     if name not in options.__dataclass_fields__:
         pytest.skip("it has none")
     more = {"target_length": 64} if options is SearchOptions else {}
-    with pytest.raises(CtxextError, match=f"{name} must be a number from"):
+    with pytest.raises(CtxextError, match=f"--{name.replace('_', '-')} must be a number from"):
         options(**{**more, name: value})
 
 
@@ -31,7 +31,7 @@ NAMES = ["learning_rate", "alpha", "epochs", "weight_decay"]
 
 @pytest.mark.parametrize(("name", "value"), [("steps", 2**32), *((name, value) for name in NAMES for value in BROKEN)])
 def test_broken_numbers(name, value):
-    with pytest.raises(CtxextError, match=f"{name} must be a number from"):
+    with pytest.raises(CtxextError, match=f"--{name.replace('_', '-')} must be a number from"):
         TrainingOptions(**{name: value})
 
 
@@ -66,12 +66,12 @@ class Oven:
 @pytest.mark.parametrize(
     ("values", "message", "hint"),
     [
-        ({"heat": -1}, "heat must be at least 0 and below 300, not -1.", ""),
-        ({"heat": 300}, "heat must be at least 0 and below 300, not 300.", ""),
-        ({"time": 0.0}, "time must be above 0 and at most 60, not 0.", "At most an hour."),
-        ({"time": 61}, 'time must be a number from -60 to 60, not "61".', "At most an hour."),
-        ({"share": 1.0}, "share must be a share from 0 to 1, not 1.", ""),
-        ({"inner": 0}, "inner must be at least 1, not 0.", ""),
+        ({"heat": -1}, "--heat must be at least 0 and below 300, not -1.", ""),
+        ({"heat": 300}, "--heat must be at least 0 and below 300, not 300.", ""),
+        ({"time": 0.0}, "--time must be above 0 and at most 60, not 0.", "At most an hour."),
+        ({"time": 61}, '--time must be a number from -60 to 60, not "61".', "At most an hour."),
+        ({"share": 1.0}, "--share must be a share from 0 to 1, not 1.", ""),
+        ({"inner": 0}, "--inner must be at least 1, not 0.", ""),
         ({"mode": "oil"}, 'Unknown --oven-mode "oil".', "Choose fan, grill."),
         ({"mode": "oil", "heat": 280}, '280 degrees are too hot for mode "oil".', "Remove mode oil."),
     ],

@@ -74,7 +74,10 @@ def test_a_progress_bar_shows_one_time(label):
     with Progress(time_left_column()) as bar:
         bar.add_task("evaluating", total=4)
         column, task = bar.columns[0], bar.tasks[0]
-        assert column.render(task).plain == "-:--:--"
+        assert column.render(task).plain == ""
+        bar.update(task.id, completed=1)
+        bar.update(task.id, completed=2)
+        assert column.render(task).plain.endswith(" left")
         task.description = f"evaluating {label}"
         assert column.render(task).plain == ""
 

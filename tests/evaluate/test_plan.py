@@ -21,6 +21,7 @@ from ctxext.models import serving
 from ctxext.models.checkpoint_info import info_of, open_infos
 from ctxext.models.model import Loading
 from ctxext.models.server_model import ServerModel
+from ctxext.options import flag_of
 from ctxext.server.answers import Completion, Token
 from ctxext.tasks.base import DocumentPlan
 from ctxext.tasks.documents import Documents, read_questions
@@ -38,7 +39,10 @@ from ctxext.tasks.settings import Settings, even_depths, lengths_of, parse_depth
     [
         ({"depths": ()}, "--depths is empty"),
         ({"depths": (-0.01,)}, "not between 0 and 100 %"),
-        *(({name: 0}, f"{name} must be at least 1") for name in ("samples", "num_needles", "stride", "batch_size")),
+        *(
+            ({name: 0}, f"{flag_of(Settings, name)} must be at least 1")
+            for name in ("samples", "num_needles", "stride", "batch_size")
+        ),
         ({"tasks": ("kv",), "kv_ids": "words"}, "Unknown --kv-ids"),
     ],
 )

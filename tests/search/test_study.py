@@ -20,6 +20,7 @@ from ctxext.cli.search import point_line, state_line, verdict
 from ctxext.errors import CtxextError
 from ctxext.files.processes import machine_id
 from ctxext.methods import Ntk, Yarn
+from ctxext.options import flag_of
 from ctxext.report import pictures
 from ctxext.search import final_evaluation, run, study
 from ctxext.search.final_evaluation import Check, check, raise_without_points
@@ -37,9 +38,12 @@ def options(**more) -> SearchOptions:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        *(({name: 0}, f"{name} must be at least 1") for name in ("target_length", "trials", "samples", "num_depths")),
-        ({"checked": 1}, "checked must be at least 2"),
-        *(({"keep_short": share}, "keep_short must be at least 0 and below 10") for share in (10.0, -1.0)),
+        *(
+            ({name: 0}, f"{flag_of(SearchOptions, name)} must be at least 1")
+            for name in ("target_length", "trials", "samples", "num_depths")
+        ),
+        ({"checked": 1}, "--checked must be at least 2"),
+        *(({"keep_short": share}, "--keep-short must be at least 0 and below 10") for share in (10.0, -1.0)),
     ],
 )
 def test_options_that_mean_nothing(given, message):

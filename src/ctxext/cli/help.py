@@ -16,7 +16,7 @@ _GAP = 2
 _NAMES = 26
 """Columns for the names of options; the help of a longer name begins on the line below it."""
 
-_TYPED = re.compile(r"(?P<option>--[\w-]+) <(?P<list>list\[)?(?P<kind>[\w ]+)\]?>")
+_TYPED = re.compile(r"(?P<option>--[\w-]+) <(?:list\[)?(?P<kind>[\w ]+)\]?>")
 """An option with the type of its value, as typer shows it."""
 _VALUES = {"int": "N", "int range": "N", "float": "NUMBER", "float range": "NUMBER", "path": "PATH"}
 _COUNTED = {"LENGTH": "TOKENS", "LENGTHS": "TOKENS"}
@@ -151,9 +151,8 @@ def _panels(parameters: Iterable[Any], ctx: typer.Context) -> list[tuple[str, li
 
 def _name_value(found: "re.Match[str]") -> str:
     """Return an option with a name for its value instead of a type: PATH, N, or the last word of the option."""
-    option, is_repeated, kind = found["option"], found["list"], found["kind"]
-    word = option.rpartition("-")[2].upper()
-    return f"{option} {_VALUES.get(kind) or _COUNTED.get(word, word)}{'…' if is_repeated else ''}"
+    word = found["option"].rpartition("-")[2].upper()
+    return f"{found['option']} {_VALUES.get(found['kind']) or _COUNTED.get(word, word)}"
 
 
 def section(title: str, rows: Iterable[Row], console: SafeConsole) -> Iterator[Text]:

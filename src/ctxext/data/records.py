@@ -188,8 +188,6 @@ def kind_of(path: Path) -> str:
 def _read_file(path: Path) -> Iterator[tuple[str, Record]]:
     _check_kind(path)
     reader = _READERS.get(kind_of(path), _read_text)
-    if path.is_file() and not path.stat().st_size:
-        raise CtxextError(f'"{path}" is empty.', hint="Choose another file.")
     try:
         yield from reader(path)
     except UnicodeDecodeError as error:
@@ -229,7 +227,8 @@ def _read_text(path: Path) -> Iterator[tuple[str, Record]]:
         with contextlib.suppress(ValueError, RecursionError):
             if isinstance(json.loads(text.partition("\n")[0]), dict):
                 raise CtxextError(f'"{path}" contains JSON lines, but is not named NAME.jsonl.', hint="Rename it.")
-    yield f'"{path}"', {FIELD: text}
+    if text.strip():
+        yield f'"{path}"', {FIELD: text}
 
 
 def _read_rest(file: TextIO, path: Path) -> str:

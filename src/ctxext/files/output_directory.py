@@ -110,7 +110,7 @@ def check_out(out: Path, source: Path, options: OverwriteOptions) -> None:
     with explain_disk_errors(out):
         place, origin = out.resolve(), source.resolve()
         if place == origin:
-            raise CtxextError(f'OUT "{out}" is SOURCE itself.', hint="Choose a new folder: SOURCE stays as it is.")
+            raise CtxextError(f'OUT "{out}" is SOURCE itself.', hint="Choose a new folder; SOURCE is never changed.")
         if origin in place.parents:
             raise CtxextError(f'OUT "{out}" is inside SOURCE "{source}".', hint="Choose a folder outside it.")
         if place in origin.parents:
