@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -111,15 +111,16 @@ _SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 class _Commands(typer.core.TyperGroup):
     """The subcommands. Usage errors are reported in one line like all others, without secrets."""
 
-    def main(self, args: Sequence[str] | None = None, **settings: Any) -> Any:
+    def main(self, *args: Any, **settings: Any) -> Any:
         """Run the command line; `ctxext help COMMAND` is `ctxext COMMAND --help`."""
-        words = sys.argv[1:] if args is None else [*args]
+        words = settings.pop("args", None) if not args else args[0]
+        words = sys.argv[1:] if words is None else [*words]
         if words[:1] == ["help"]:
-            args = [*words[1:], "--help"]
+            words = [*words[1:], "--help"]
         if not settings.get("standalone_mode", True):
-            return super().main(args, **settings)
+            return super().main(words, **settings)
         try:
-            code = super().main(args, **{**settings, "standalone_mode": False})
+            code = super().main(words, **{**settings, "standalone_mode": False})
         except typer.Abort:
             sys.exit(1)
         except Exception as error:
