@@ -71,8 +71,8 @@ class Recorder:
             self.numbers["losses", tuple(ids.flatten().tolist())].append(losses := measure(loaded, ids, *others))
             return losses
 
-        def keep_written(loaded, questions, depths):
-            for depth, rows in write(loaded, questions, depths):
+        def keep_written(loaded, questions, depths, grade):
+            for depth, rows in write(loaded, questions, depths, None):  # Whole answers, also when they are right.
                 self.written.append((depth, rows))
                 yield depth, rows
 
