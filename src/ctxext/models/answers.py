@@ -261,7 +261,7 @@ def generate_graded(
 
 
 def _write(
-    loaded: LoadedModel, questions: Sequence[Sequence[Prompt]], depths: Sequence[int], grade: _Grade | None
+    loaded: LoadedModel, questions: Sequence[Sequence[Prompt]], depths: Sequence[int], grade: _Grade | None = None
 ) -> Iterator[tuple[int, list[list[int]]]]:
     """Generate as `LoadedModel.write`; prompts that may share a cache read common tokens once and may stop early."""
     if len({len(prompt.ids) for question in questions for prompt in question}) > 1:
