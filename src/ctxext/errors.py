@@ -3,6 +3,9 @@
 Any function may raise it; only docstrings of the public Python API mention it.
 """
 
+import difflib
+from collections.abc import Iterable
+
 from ctxext.redaction import redact
 
 
@@ -21,3 +24,9 @@ class CtxextError(Exception):
 
 class NothingMeasuredError(CtxextError):
     """Error of a search or a comparison without measurements, usually because the time was too short."""
+
+
+def suggest(name: str, known: Iterable[str], otherwise: str) -> str:
+    """Return the hint for an unknown name: the most similar known one, or another hint if none is similar."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f'Did you mean "{near[0]}"?' if near else otherwise

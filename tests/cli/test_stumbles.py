@@ -32,6 +32,7 @@ def place(tmp_path, monkeypatch):
         ("eval demo --task babilong-x", 'Unknown task "babilong-x".', "Tasks of babilong: babilong-"),
         ("inspect run", '"run" has no config.json.', "Did you mean run/adapter?"),
         ("finetune demo out --data empty.txt --dry-run", "The data contains no text.", "a file with text"),
+        ("eval demo --task perplexity --lengths 512 --data empty.txt", '"empty.txt" contains no text.', "--data"),
         ("finetune demo out --data paper.txt --dry-run", '"paper.txt" is not text', "pdftotext"),
         ("compare demo --target-length 2k --minutes 0", "--minutes must be above 0, not 0.", ""),
         ("search demo --target-length 2k --seed -1", "--seed must be a number from 0 to", ""),

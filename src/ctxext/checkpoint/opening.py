@@ -360,11 +360,13 @@ def _fetch(
     source: str, revision: str | None, token: str | None, weights: bool
 ) -> tuple[Path, str | None, dict[str, int]]:
     """Download a checkpoint from the Hub into its cache, with or without the weights."""
-    if not re.fullmatch(r"[\w.\-]+(/[\w.\-]+)?", source):
-        raise CtxextError(f'There is no folder "{source}".', hint="Specify a folder, a Hub id (user/name) or demo.")
-    if looks_like_length(source):  # No repository has such a name.
-        hint = "Separate several lengths with commas: --lengths 4k,32k."
-        raise CtxextError(f'There is no folder "{source}".', hint=hint)
+    is_length = looks_like_length(source)  # No repository has such a name.
+    if is_length or not re.fullmatch(r"[\w.\-]+(/[\w.\-]+)?", source):
+        lengths, usual = (
+            "Separate several lengths with commas: --lengths 4k,32k.",
+            "Specify a folder, a Hub id (user/name) or demo.",
+        )
+        raise CtxextError(f'There is no folder "{source}".', hint=lengths if is_length else usual)
     import huggingface_hub
     from huggingface_hub import errors
     from huggingface_hub.utils.tqdm import disable_progress_bars

@@ -175,20 +175,18 @@ def convert(
     output.result(data, *lines)
     for caution in (*plan.cautions, *written.notes, *_version_warnings(plan)):
         output.warning(caution)
-    if length == trained and (of_heads := [step.name for step in plan.recipe.steps if step.kind == "heads"]):
-        output.note(
-            f"{of_heads[0]} is for better use of the middle of {trained} tokens; it does not extend the context."
-        )
-        output.next_step("ctxext", "eval", source, done.out, "--task", "needle,kv", "--depths", "11", why="Measure it")
-        words = [word for name in of_heads for word in ("--method", name)]
-        output.next_step(
-            "ctxext", "convert", source, "--method", "yarn", "--factor", "2", *words, why="Extend the context too"
-        )
-    elif auto_class(plan.model.config) in KINDS:
+    of_heads = [step.name for step in plan.recipe.steps if step.kind == "heads"] if length == trained else []
+    if of_heads:
+        output.note(f"{of_heads[0]} aims at the middle of the {trained} tokens; it does not extend the context.")
+    if (kind := KINDS.get(auto_class(plan.model.config))) is not None:
         models = (done.out,) if plan.recipe.rewrites_weights else (source, done.out)  # The source's table is shorter.
-        output.next_step("ctxext", "eval", *models, why="Not measured yet")
+        inside = ("--task", "needle,kv", "--depths", "11") if of_heads and kind == "causal" else ()
+        output.next_step("ctxext", "eval", *models, *inside, why="Not measured yet")
     else:
         output.next_step("ctxext", "verify", done.out, "--against", source)
+    if of_heads:
+        words = ("--method", "yarn", "--factor", "2", *(word for name in of_heads for word in ("--method", name)))
+        output.next_step("ctxext", "convert", source, *words, why="Extend the context too")
 
 
 def _wants_search(methods: Sequence[str], recipe: str | None, budget: Budget, options: ConvertOptions) -> bool:

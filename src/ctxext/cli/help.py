@@ -19,7 +19,9 @@ _NAMES = 26
 _TYPED = re.compile(r"(?P<option>--[\w-]+) <(?:list\[)?(?P<kind>[\w ]+)\]?>")
 """An option with the type of its value, as typer shows it."""
 _VALUES = {"int": "N", "int range": "N", "float": "NUMBER", "float range": "NUMBER", "path": "PATH"}
+"""Names of values by type."""
 _COUNTED = {"LENGTH": "TOKENS", "LENGTHS": "TOKENS"}
+"""Names of values by the last word of the option, if they differ from it."""
 
 Row = tuple[str, str]
 """A name and its explanation."""

@@ -192,7 +192,7 @@ def _read_file(path: Path) -> Iterator[tuple[str, Record]]:
         yield from reader(path)
     except UnicodeDecodeError as error:
         raise CtxextError(
-            f'"{path}" is not text: {error.reason} at byte {error.start}.',
+            f'"{path}" is not text: {error.reason}.',
             hint="Use UTF-8 text, JSON lines or parquet. Convert other documents first, for example with pdftotext.",
         ) from error
     except (OSError, EOFError) as error:

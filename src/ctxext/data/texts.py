@@ -137,8 +137,11 @@ def _cut_pieces(text: str, encoder: Encoder, count: int, length: int) -> Iterato
 
 def read_texts(data: str) -> Iterator[str]:
     """Yield the texts of a file, a folder or a data set, from a held-out split if there is one."""
+    place = ""
     for place, record in read_records(data):
         if not isinstance(record.get(FIELD), str):
             fields = ", ".join(record) or "none"
             raise CtxextError(f'{place} has no text in the field "{FIELD}".', hint=f"Its fields: {fields}.")
         yield record[FIELD]
+    if not place:
+        raise CtxextError(f'"{data}" contains no text.', hint="Pass a file with text to --data.")

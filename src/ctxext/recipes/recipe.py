@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import difflib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint.opening import Checkpoint
-from ctxext.errors import CtxextError
+from ctxext.errors import CtxextError, suggest
 from ctxext.files.length import check_length
 from ctxext.files.strict import parse_yaml, read_text
 from ctxext.files.tensor_files import NewTensor
@@ -277,10 +276,9 @@ def step_from_dict(entry: Any, place: str) -> Method:
     numbers = {key: value for key, value in entry.items() if key != "method"}
     for key in numbers:
         if key not in names:
-            near = difflib.get_close_matches(str(key), names)
             raise CtxextError(
                 f'{place}: {method.name} has no parameter "{key}".',
-                hint=f'Did you mean "{near[0]}"?' if near else f"Parameters: {', '.join(sorted(names))}.",
+                hint=suggest(str(key), names, f"Parameters: {', '.join(sorted(names))}."),
             )
         if value_type(method, key) is float and isinstance(numbers[key], str):
             with contextlib.suppress(ValueError):  # YAML 1.1 reads "1e6" as text; other text fails the checks.

@@ -1,10 +1,9 @@
 """The methods: every class with a `name` in the files of recipes/methods."""
 
-import difflib
 import importlib
 import pkgutil
 
-from ctxext.errors import CtxextError
+from ctxext.errors import CtxextError, suggest
 from ctxext.recipes import methods
 from ctxext.recipes.base import Method
 
@@ -36,6 +35,5 @@ def method_named(name: str) -> type[Method]:
     """Return the method class with a name or an alias."""
     if name.lower() in BY_NAME:
         return BY_NAME[name.lower()]
-    near = difflib.get_close_matches(name.lower(), BY_NAME)
-    hint = f'Did you mean "{near[0]}"?' if near else f"Choose one of: {', '.join(m.name for m in METHODS)}."
+    hint = suggest(name.lower(), BY_NAME, f"Choose one of: {', '.join(m.name for m in METHODS)}.")
     raise CtxextError(f'There is no method "{name}".', hint=hint)

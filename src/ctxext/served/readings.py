@@ -101,8 +101,8 @@ def load_reading(checkpoint: Checkpoint, config: dict[str, Any], *, foreign: boo
 def read_tokens(head: Head, ids: "torch.Tensor") -> "torch.Tensor":
     """Return the last hidden states of tokens (batch, length), read in pieces if a window makes that faster."""
     model, length = head.model, ids.shape[1]
-    may_split = is_static_for(model.config.to_dict(), 0, length) and sharing_works(model)
-    return read_states(head, ids, cache_of_windows(model, length) if may_split else None)
+    cache = cache_of_windows(model, length) if is_static_for(model.config.to_dict(), 0, length) else None
+    return read_states(head, ids, cache if cache is not None and sharing_works(model) else None)
 
 
 def measure_errors(head: Head, probe: Probe, *, last: int | None = None) -> list[list[float]]:

@@ -1,7 +1,6 @@
 """The settings of an evaluation: tasks, lengths, depths, samples."""
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -11,7 +10,7 @@ from typing import Any, ClassVar
 from ctxext.data.prose import read_haystack
 from ctxext.data.records import check_place
 from ctxext.data.texts import kinds_of_text
-from ctxext.errors import CtxextError
+from ctxext.errors import CtxextError, suggest
 from ctxext.files.content import sha256_of
 from ctxext.files.length import read_words as read_length_words
 from ctxext.options import (
@@ -46,10 +45,10 @@ _FILES: Mapping[str, tuple[str, Callable[[Path], Any]]] = {
 
 def _near_tasks(task: str) -> str:
     """Return a hint for an unknown task: the tasks of its group, a similar name, or all names."""
-    if members := GROUPS.get(task.partition("-")[0]):
-        return f"Tasks of {task.partition('-')[0]}: {', '.join(members)}."
-    near = difflib.get_close_matches(task.lower(), [*TASKS, *GROUPS], n=1)
-    return f'Did you mean "{near[0]}"?' if near else f"Tasks: {', '.join(NAMES)}."
+    group = task.partition("-")[0]
+    if group in GROUPS:
+        return f"Tasks of {group}: {', '.join(GROUPS[group])}."
+    return suggest(task.lower(), (*TASKS, *GROUPS), f"Tasks: {', '.join(NAMES)}.")
 
 
 def _find_unused_option(settings: "Settings") -> tuple[str, str] | None:
