@@ -65,6 +65,9 @@ def test_the_source_is_not_the_output(place, run):
 @pytest.mark.parametrize("words", [["help", "verify"], ["help"], ["-V"]])
 def test_help_and_version_have_their_usual_words(words, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["ctxext", *words])
+    monkeypatch.setattr(
+        sys.modules["__main__"], "__package__", None
+    )  # Otherwise the program is "python -m pytest.ctxext".
     with pytest.raises(SystemExit) as ended:
         main()
     expected = "ctxext 0" if words == ["-V"] else " ".join(["Usage: ctxext", *words[1:]])
