@@ -3,6 +3,7 @@
 import functools
 import itertools
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -17,13 +18,15 @@ from ctxext.compare import run as compare_run
 from ctxext.compare.candidates import STOCK, CompareOptions
 from ctxext.errors import CtxextError, NothingMeasuredError
 from ctxext.evaluate import run as evaluate_run
-from ctxext.evaluate.run import Meter, Run
+from ctxext.evaluate.run import Run
 from ctxext.methods import NtkAlibi, Range, Table, Yarn
 from ctxext.models import model as evaluate_model
 from ctxext.models.model import LoadedModel, Loading
 from ctxext.models.recipe_applier import RecipeApplier
 from ctxext.recipes.recipe import recipe_from_dict
-from ctxext.tasks.base import Key
+from ctxext.tasks.needle import Needle, PassKey
+from ctxext.tasks.retrieval import RetrievalWork
+from ctxext.tasks.settings import even_depths
 
 ASKED = {
     "tasks": ("needle", "perplexity", "short"),
@@ -76,8 +79,10 @@ def test_the_same_cells_as_convert_and_eval(tmp_path):
 
 def test_a_text_has_a_needle_at_every_depth():
     """So that it is read once."""
-    options = CompareOptions(target_length=1024)
-    assert options.num_needles == len(options.depths)
+    settings = CompareOptions(target_length=1024).settings("causal", 512)
+    (needle,) = settings.retrieval_tasks()
+    assert needle.num_needles == len(settings.depths) == 10
+    assert needle.count_texts(10) == 1
 
 
 @pytest.fixture
@@ -118,10 +123,10 @@ def test_a_comparison_resumes(tiny, tmp_path, monkeypatch):
 
 @pytest.mark.thorough
 def test_at_the_time_limit_all_have_the_same_questions_and_the_rest_is_reported(tiny, monkeypatch):
-    """The clock goes on by a second whenever it is asked, so that the minute ends in the second round."""
+    """The clock goes on by two seconds whenever it is asked, so that the minute ends in the second round."""
     rounds = []
     ticks = itertools.count()
-    clock = SimpleNamespace(monotonic=lambda: float(next(ticks)), perf_counter=lambda: 0.0)
+    clock = SimpleNamespace(monotonic=lambda: 2.0 * next(ticks), perf_counter=lambda: 0.0)
     for module in (compare_run, evaluate_run):
         monkeypatch.setattr(module, "time", clock)
     real = Run._measure
@@ -157,11 +162,11 @@ def slow(monkeypatch):
 
 
 @pytest.mark.thorough
-def test_candidates_that_do_not_fit_are_refused_before_running(tiny, slow, monkeypatch, run, checkpoint, tmp_path):
+def test_a_text_that_does_not_fit_is_refused_before_running(tiny, slow, monkeypatch, run, checkpoint, tmp_path):
     now, pace = slow
     pace[0] = 0.5
     monkeypatch.setattr(Run, "_measure", None)
-    with pytest.raises(NothingMeasuredError, match=r"One text for each of 3 models takes about 1\d min"):
+    with pytest.raises(NothingMeasuredError, match=r"are left, and one text of 640 tokens takes about \d+ min"):
         tiny(minutes=2)
     assert now[0] < 60, "some tokens are enough to know"
     words = ["--target-length", "1k", "--methods", "yarn", "--task", "passkey", "--minutes", "2", "--lengths", "640"]
@@ -176,25 +181,11 @@ def test_what_fits_is_estimated_first(tiny, slow, monkeypatch):
     monkeypatch.setattr(Run, "_measure", lambda *given: None)
     pace[0] = 0.02
     tiny(minutes=30, notify=told.append)
-    assert told[0].startswith("The comparison takes about ")
-    assert ";" not in told[0]
+    assert re.match(r"The comparison takes about \d+ min; the time limit is 30 min\.", told[0])
     now[0], pace[0] = 0.0, 0.05
     tiny(minutes=6, notify=told.append)
-    fits = ", ".join(f"25 % at {length} tokens" for length in (320, 512, 640))
-    assert told[1] == f"The whole comparison takes about 22 min. The time is enough for {fits}.", "one sample of four"
-
-
-@pytest.mark.parametrize(("can_share", "seconds"), [(True, 2 * 2 * 5), (False, 3 * 2 * 2 * 5)])
-def test_a_text_is_read_once_for_depths_that_share_a_cache(can_share, seconds):
-    settings = Settings(tasks=("needle",), samples=2, depths=(0.0, 0.5, 1.0))
-    task = SimpleNamespace(name="needle", has_depths=True, num_questions=1)
-    entry = SimpleNamespace(
-        settings=settings, tasks=(task,), lengths=(640,), documents=(), info=SimpleNamespace(trained_length=512)
-    )
-    told = compare_run.estimate(
-        entry, [Recipe([Yarn(factor=2)])], can_share=can_share, seconds=lambda length: 5.0, left=3600.0
-    )
-    assert told == f"The comparison takes about {seconds} s."
+    assert re.match(r"The whole comparison takes about \d+ min; the time limit is 6 min \(--minutes\)\.", told[1])
+    assert re.search(r"First: stock, yarn(, self-extend)? at 640 tokens on \d texts?\.", told[1])
 
 
 @pytest.mark.thorough
@@ -207,25 +198,19 @@ def test_a_comparison_that_measured_nothing_ends_with_1(run, checkpoint, tmp_pat
     assert result.exit_code == 1
 
 
-def test_the_texts_that_questions_read():
-    keys = {Key("needle", 512, depth, sample) for depth in (0.0, 0.5, 1.0) for sample in (0, 1)}
-    assert evaluate_run._list_lengths_read(keys, SimpleNamespace(can_share=True)) == [512, 512]
-    assert evaluate_run._list_lengths_read(keys, SimpleNamespace(can_share=False)) == [512] * 6
-
-
-def test_how_long_prompts_will_take(monkeypatch):
-    infos = [SimpleNamespace(name=name, checkpoint=SimpleNamespace(config={})) for name in "ab"]
-    monkeypatch.setattr(evaluate_run, "cost_of", lambda config: lambda length: length)
-    pace = Meter([SimpleNamespace(info=info, measured_lengths=[]) for info in infos], None, 1)
-    assert pace.estimate_seconds("a", [100]) == 0
-    pace.record("a", [100, 100], 4.0)
-    assert pace.estimate_seconds("a", [100]) == 2.0
-    assert pace.estimate_seconds("a", [200]) == 1.5 * 4.0, "a new length may cost more than its tokens say"
-    assert pace.estimate_seconds("b", [100]) == 1.5 * 2.0, "so may another model"
-    pace.record("b", [200], 20.0)
-    assert pace.estimate_seconds("b", [100]) == pytest.approx(15.0), "its own pace first"
-    assert pace.estimate_seconds("a", []) == 0
-    pace.record("a", [], 1.0)
+@pytest.mark.parametrize(
+    ("task", "num_depths", "can_share", "texts"),
+    [
+        (Needle(num_needles=5), 5, True, 1),
+        (Needle(num_needles=4), 5, True, 2),
+        (Needle(num_needles=4), 5, False, 5),
+        (PassKey(), 5, True, 3),
+        (PassKey(), 1, True, 1),
+    ],
+)
+def test_the_texts_that_questions_read(task, num_depths, can_share, texts):
+    work = RetrievalWork(task, 512, (0, 1), Settings(depths=even_depths(num_depths)))
+    assert work.list_readings(work.keys, can_share=can_share) == [512] * 2 * texts
 
 
 OTHERS = {

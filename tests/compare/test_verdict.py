@@ -5,7 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 from ctxext.compare.candidates import Candidate
-from ctxext.compare.verdict import collect_results, compare_results
+from ctxext.compare.schedule import Judgement
+from ctxext.compare.verdict import collect_results, compare_results, judge_results
+from ctxext.evaluate.run import Missed
+from ctxext.tasks.base import Key
 from ctxext.tasks.settings import Settings
 from records_by_hand import answers, facts, losses, report_of
 
@@ -34,7 +37,17 @@ def documents(model, beyond, inside=1.0):
     return lines + [document(model, "short", n, beyond, inside + extra) for n, extra in enumerate(noise)]
 
 
-def judged(records, names=("yarn", "dca"), refused=(), samples=TEXTS, reach=TARGET, lengths=(TARGET,), serving=None):
+def judged(
+    records,
+    names=("yarn", "dca"),
+    refused=(),
+    samples=TEXTS,
+    reach=TARGET,
+    lengths=(TARGET,),
+    serving=None,
+    missed=(),
+    minutes=None,
+):
     """The comparison that records make."""
     settings = Settings(tasks=("needle", "perplexity", "short"), samples=samples, depths=(0.0, 1.0))
     models = [facts(name, recipe={"steps": []}, source="stock", context_length=TARGET) for name in names]
@@ -47,7 +60,7 @@ def judged(records, names=("yarn", "dca"), refused=(), samples=TEXTS, reach=TARG
     task = SimpleNamespace(name="needle", has_depths=True)
     plans = [
         SimpleNamespace(
-            info=SimpleNamespace(name=name, checkpoint=SimpleNamespace(config={})),
+            info=SimpleNamespace(name=name, trained_length=TRAINED, checkpoint=SimpleNamespace(config={})),
             tasks=(task,),
             lengths=tuple(length for length in {*lengths, reach} if length <= reach) if name == "stock" else lengths,
             settings=settings,
@@ -56,7 +69,7 @@ def judged(records, names=("yarn", "dca"), refused=(), samples=TEXTS, reach=TARG
         )
         for name in ("stock", *names)
     ]
-    return compare_results(report, records, candidates, plans)
+    return compare_results(report, records, candidates, plans, missed, minutes)
 
 
 def test_a_bucket_that_begins_at_the_length_counts_as_longer():
@@ -255,17 +268,54 @@ def test_only_texts_that_both_models_read_are_compared():
     assert yarn.time_ratio(stock) is None, "their records cover other samples"
 
 
-def test_unmeasured_lengths_are_reported():
-    content = judged(cells("stock", 0.0) + cells("yarn", 1.0, samples=range(5)), ("yarn",))
-    assert content["not_reached"] == ["needle: time ran out after 5 of 12 questions per depth at 2048 tokens."]
-    assert content["verdict"].endswith(content["not_reached"][0])
-    assert judged(cells("stock", 0.0) + cells("yarn", 1.0), ("yarn",))["not_reached"] == []
+def late(model, samples, seconds=30.0):
+    """Work on questions that did not fit into the time."""
+    keys = [Key("needle", TARGET, depth, sample) for sample in samples for depth in (0.0, 1.0)]
+    return Missed(model, SimpleNamespace(task=SimpleNamespace(name="needle"), length=TARGET, keys=keys), seconds)
 
 
-def test_the_needed_time_is_reported_if_a_length_was_not_measured():
-    """By hand: 2 depths of one text took stock 1500 s each, so one text takes both models 2 × 2 × 25 minutes."""
-    lines = [{**line, "seconds": 1500.0} for line in cells("stock", 0.0, samples=range(1))]
-    content = judged(lines, ("yarn",))
-    assert content["not_reached"][0] == "needle: time ran out before the first question at 2048 tokens."
-    assert "takes about 100 minutes for all methods" in content["not_reached"][1]
-    assert content["verdict"].startswith("No method was measured.")
+def test_what_did_not_fit_into_the_time_is_reported():
+    read = cells("stock", 0.0, samples=range(5)) + cells("yarn", 1.0, samples=range(5))
+    missed = [*(late(name, range(5, TEXTS)) for name in ("stock", "yarn")), late("dca", range(5))]
+    content = judged(read, missed=missed)
+    assert content["not_reached"] == [
+        "needle: time ran out after 5 of 12 texts at 2048 tokens.",
+        "Not measured: dca.",
+    ]
+    assert content["verdict"].endswith(" ".join(content["not_reached"]))
+    assert judged(read, names=("yarn",))["not_reached"] == []
+
+
+def test_what_twice_the_time_would_add():
+    """By hand: of 60 s, seven texts of two models take 40 s, and dca the rest."""
+    read = cells("stock", 0.0, samples=range(5)) + cells("yarn", 1.0, samples=range(5))
+    more = [late(name, range(5, TEXTS), 20.0) for name in ("stock", "yarn")]
+    content = judged(read, missed=[*more, *more, late("dca", range(5), 20.0)], minutes=1)
+    assert content["not_reached"][-1] == "Twice the time (--minutes 2) would add dca and 7 more texts."
+    short = judged(read, missed=[*more, late("dca", range(5), 21.0)], minutes=1)
+    assert short["not_reached"][-1] == "Twice the time (--minutes 2) would add 7 more texts."
+    assert judged(read, missed=[late("dca", range(5), 61.0)], minutes=1)["not_reached"][-1] == "Not measured: dca."
+
+
+def plans_for(names):
+    """Plans of the names, the unmodified model first."""
+    infos = [SimpleNamespace(name=name, trained_length=TRAINED) for name in ("stock", *names)]
+    return [SimpleNamespace(info=info, lengths=(TARGET,)) for info in infos]
+
+
+def test_a_clearly_worse_method_is_not_measured_further_and_a_clear_verdict_ends_the_comparison():
+    names, few = ("yarn", "dca"), range(4)
+    read = cells("stock", 0.0, samples=few) + cells("yarn", 3.0, samples=few)
+    judgement = judge_results(read, plans_for(names))
+    assert judgement == Judgement(frozenset(), is_decided=False, has_answers=True)
+    judgement = judge_results(read + cells("dca", 0.0, samples=few), plans_for(names))
+    assert judgement == Judgement(frozenset({"dca"}), is_decided=False, has_answers=True)
+    everything = [line for name, share in (("stock", 0), ("yarn", 1), ("dca", 0)) for line in cells(name, share)]
+    assert not judge_results(everything, plans_for(names)).is_decided, "its cost at short lengths is unknown"
+    everything += documents("stock", 5.0) + documents("yarn", 5.0)
+    assert judge_results(everything, plans_for(names)).is_decided
+
+
+def test_questions_that_no_model_answers_decide_nothing():
+    read = cells("stock", 0.0) + cells("yarn", 0.0)
+    assert judge_results(read, plans_for(["yarn"])) == Judgement(frozenset(), is_decided=False, has_answers=False)

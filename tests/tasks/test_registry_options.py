@@ -120,6 +120,6 @@ def test_a_comparison_has_its_own_defaults():
     options = CompareOptions(target_length=2048)
     assert options.settings("causal", 512).tasks == ("needle", "short", "perplexity")
     assert options.settings("masked", 512).tasks == ("passages", "short")
-    assert options.settings("causal", 512).num_needles == 5
-    assert options.settings("masked", 512).num_needles == Settings().num_needles
+    assert options.settings("causal", 512).samples == Settings().samples
+    assert len(options.settings("causal", 512).depths) == 10
     assert CompareOptions(target_length=2048, tasks=("passkey",)).settings("causal", 512).tasks == ("passkey",)

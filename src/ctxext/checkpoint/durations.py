@@ -1,6 +1,7 @@
-"""Estimates of the time to read texts, from one that was read, and their format."""
+"""Estimates of the time to read texts, from those that were read, and their format."""
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ctxext.checkpoint.families import (
@@ -16,6 +17,10 @@ _USUAL_BREAK_EVEN = 8192
 _MINUTE = 60
 _UNIT = 64
 """Tokens without attention in a unit of cost."""
+_NUM_FITTED = 3
+"""Number of first texts that are fitted, each twice as long as the one before; shorter ones are mostly overhead."""
+_TIE = 0.03
+"""Weight of the ratio of operations in a fit, in texts that were read."""
 CPU_PIECE = 512
 """Tokens that a model with a window reads at once on a CPU (`models/reading.py`)."""
 
@@ -30,6 +35,13 @@ def break_even(config: Mapping[str, Any]) -> float:
         return _USUAL_BREAK_EVEN
     wide = wide or 4 * hidden
     return hidden * (2 * (heads + (key_heads or heads)) * head_dim + 3 * wide) / (heads * head_dim)
+
+
+def size_of(config: Mapping[str, Any]) -> Hashable:
+    """Return a value that is equal for models of the same size and attention, which take the same time."""
+    family = FAMILIES.get(str(config.get("model_type")))
+    keys = ("hidden_size", "num_hidden_layers", "vocab_size")
+    return *(read(config, family, key) if family else None for key in keys), break_even(config), _attention_of(config)
 
 
 def count_work(length: int, even: float, attended: float | None = None) -> float:
@@ -52,6 +64,110 @@ def cost_of(config: Mapping[str, Any]) -> Callable[[int], int]:
         return 1 + round(count_work(length, even, attended) / _UNIT)
 
     return cost
+
+
+class Pace:
+    """The seconds that models of one size take to read texts, learned from the texts that they read.
+
+    A text takes `linear × tokens + quadratic × tokens × attended tokens` seconds, as attention and the other operations
+    differ in speed. The two numbers fit all texts that the first model read, by least squares of relative errors,
+    with a weak tie to the ratio of operations while all have about the same length. Another model, and a task that
+    reads a text several times or generates an answer, take a multiple of that.
+
+    Args:
+        config: The configuration of the models.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._even, self._attention = break_even(config), _attention_of(config)
+        self._read: list[tuple[float, float]] = []
+        self._linear = self._quadratic = 0.0
+        self._ratios: dict[tuple[str, str], dict[int, float]] = {}
+        self._step = 0.0
+
+    def begin(self, model: str, read: Sequence[tuple[int, float]]) -> None:
+        """Begin with numbers of tokens and the seconds in which the first model read each, the smallest first.
+
+        The smallest takes about as long as one generated token, since both read all weights.
+        """
+        self._step = read[0][1]
+        for tokens, seconds in read[-_NUM_FITTED:]:
+            self._fit([tokens], seconds)
+        self._ratios[model, ""] = {read[-1][0]: 1.0}
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anything was read."""
+        return bool(self._read)
+
+    def record(
+        self, model: str, task: str, lengths: Sequence[int], seconds: float, *, is_written: bool = False
+    ) -> None:
+        """Record texts that a model read together for a task.
+
+        Args:
+            model: The name of the model; others are compared with that of the first call.
+            task: The name of the task.
+            lengths: Numbers of tokens.
+            seconds: The time for all.
+            is_written: Whether the time includes the generation of answers.
+        """
+        if not lengths or seconds <= 0:
+            return
+        if not self._read or (model == next(iter(self._ratios))[0] and not is_written):
+            self._fit(lengths, seconds)
+        ratios = self._ratios.setdefault((model, task), {})
+        ratios[max(lengths)] = seconds / math.fsum(map(self._base, lengths))
+
+    def estimate(
+        self, model: str, task: str, lengths: Collection[int], num_written: int = 0, unseen: float = 1.0
+    ) -> float:
+        """Estimate the seconds for texts and the answers to them; 0 if nothing was read.
+
+        Args:
+            model: The name of the model.
+            task: The name of the task.
+            lengths: Numbers of tokens.
+            num_written: The number of generated tokens, which counts before the task was recorded.
+            unseen: The ratio to the first model, for a model that read nothing.
+        """
+        seconds = math.fsum(self._base(length) * self._ratio(model, task, length, unseen) for length in lengths)
+        is_recorded = any(known == task for _, known in self._ratios)
+        return seconds if is_recorded else seconds + self._step * num_written
+
+    def _ratio(self, model: str, task: str, length: int, unseen: float) -> float:
+        """Return the ratio at the nearest length that the model read for the task, or that of what is most similar."""
+        if (model, task) in self._ratios:
+            ratios = self._ratios[model, task]
+            return ratios[min(ratios, key=lambda known: abs(math.log(known / length)))]
+        if of_model := [max(ratios.values()) for (name, _), ratios in self._ratios.items() if name == model]:
+            return max(of_model)
+        of_task = [max(ratios.values()) for (_, name), ratios in self._ratios.items() if name == task]
+        return max(of_task, default=1.0) * unseen
+
+    def _attended(self, length: int) -> float:
+        full, sliding, window = self._attention
+        return length * (full * length + sliding * min(length, window + CPU_PIECE))
+
+    def _base(self, length: int) -> float:
+        return self._linear * length + self._quadratic * self._attended(length)
+
+    def _fit(self, lengths: Sequence[int], seconds: float) -> None:
+        """Add texts, and fit the two numbers, both at least 0."""
+        self._read.append((sum(lengths) / seconds, math.fsum(map(self._attended, lengths)) / seconds))
+        # The tie is a row of its own: linear - even × quadratic = 0.
+        size = _TIE * math.fsum(tokens for tokens, _ in self._read) / len(self._read)
+        rows = [*((*each, 1.0) for each in self._read), (size, -size * self._even, 0.0)]
+        aa, ab, bb, at, bt = (
+            math.fsum(row[i] * row[j] for row in rows) for i, j in ((0, 0), (0, 1), (1, 1), (0, 2), (1, 2))
+        )
+        linear, quadratic = bb * at - ab * bt, aa * bt - ab * at
+        if quadratic < 0:
+            self._linear, self._quadratic = at / aa, 0.0
+        elif linear < 0:
+            self._linear, self._quadratic = 0.0, bt / bb
+        else:
+            self._linear, self._quadratic = linear / (aa * bb - ab * ab), quadratic / (aa * bb - ab * ab)
 
 
 def _attention_of(config: Mapping[str, Any]) -> tuple[float, float, int]:

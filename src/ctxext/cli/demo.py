@@ -49,6 +49,7 @@ def demo(
     )
     from ctxext.cli.compare import comparison_tables
     from ctxext.compare.run import compare
+    from ctxext.tasks.settings import even_depths
 
     lengths, place = (trained, _TIMES * trained), out / "report"
     title = f"evaluating 5 depths × {samples} needles at {lengths[0]} and {lengths[1]} tokens"
@@ -59,6 +60,7 @@ def demo(
             methods=_RECIPES,
             tasks=("needle",),
             lengths=lengths,
+            depths=even_depths(5),
             samples=samples,
             out=place,
             overwrite=True,

@@ -57,6 +57,10 @@ def eval_(
     loading: Loading,
     server: ServerOptions,
     place: ReportPlace,
+    minutes: Annotated[
+        float | None,
+        typer.Option("--minutes", help="Time limit in minutes; all models stay loaded.", rich_help_panel="Execution"),
+    ] = None,
     launch: Launch,
     output: Output,
 ) -> None:
@@ -93,7 +97,9 @@ def eval_(
             out=out,
             resume=place.resume,
             overwrite=place.overwrite,
+            minutes=minutes,
             progress=progress,
+            notify=output.note,
         )
     if report:
         _print_report(report, out, models, output)

@@ -13,19 +13,19 @@ from ctxext.converters.convert import check_frequencies
 from ctxext.converters.plan import Plan, make_plan
 from ctxext.errors import CtxextError
 from ctxext.files.length import format_length
-from ctxext.options import Rule, count_option, option, target_length_option, with_documented_options
+from ctxext.options import Rule, option, target_length_option, with_documented_options
 from ctxext.recipes.encodings.base import POSITIONS
 from ctxext.recipes.methods.fills import FILLS
 from ctxext.recipes.recipe import Recipe, command_options, load_recipe, presets, recipe_from_dict, recipe_of
 from ctxext.recipes.registry import BY_NAME, method_named
 from ctxext.tasks.perplexity import Perplexity
 from ctxext.tasks.registry import NAMES
-from ctxext.tasks.settings import Settings, find_length_above_target
+from ctxext.tasks.settings import Settings, even_depths, find_length_above_target
 
 STOCK = "stock"
 """Name of the unmodified model."""
 
-_ROTARY = ("yarn", "ntk", "ntk-by-parts", "llama3", "mrrope", "self-extend", "dca", "adaptive")
+_ROTARY = ("yarn", "self-extend", "dca", "ntk", "ntk-by-parts", "llama3", "mrrope", "adaptive")
 DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "rotary": {name: {"method": name} for name in _ROTARY},
     "learned": {f"table-{fill}": {"method": "table", "fill": fill} for fill in FILLS},
@@ -33,8 +33,10 @@ DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "alibi": {"ntk-alibi": {"method": "ntk-alibi"}},
     "buckets": {"buckets": {"method": "buckets"}},
 }
-"""The published methods by position encoding, with the default parameters of `convert`."""
+"""The published methods by position encoding, those that most likely matter first, with the parameters of `convert`."""
 
+_MINUTES = 10.0
+"""Default time limit."""
 _REACH = ("factor", "target_length")
 
 
@@ -59,7 +61,9 @@ class CompareOptions(Settings):
         kind="names",
         repeats=True,
     )
-    minutes: float | None = option(None, help="Total time limit in minutes.", above=0)
+    minutes: float | None = option(
+        None, help="Total time limit in minutes. Default: 10, or none with --harness.", above=0
+    )
     tasks: tuple[str, ...] = option(
         (),
         help=f"{', '.join(NAMES)}; separate several with commas. Default: needle,perplexity,short; for encoders "
@@ -68,13 +72,12 @@ class CompareOptions(Settings):
         kind="names",
         repeats=True,
     )
-    num_needles: int = count_option(
-        5,
-        help="needle, kv, documents: facts hidden in each text; one pass over it covers that many depths.",
-        panel="Task options",
-        flags=("--needles",),
+    depths: tuple[float, ...] = option(
+        even_depths(10),
+        help="Number of depths, or a list of percentages: 0,50,100.",
+        kind="depths",
+        shown="10",
     )
-    samples: int = count_option(8, help="Number of questions per length and depth, and of documents.")
     lengths: tuple[int, ...] = option(
         (),
         help="Prompt lengths, for example 4k,32k. Default: the original context length and doublings up to the target.",
@@ -94,6 +97,11 @@ class CompareOptions(Settings):
             "Use shorter --lengths or a longer --target-length.",
         ),
     )
+
+    @property
+    def time_limit(self) -> float | None:
+        """The time limit in minutes; None for none."""
+        return None if self.harness else self.minutes or _MINUTES
 
     def settings(self, kind: str, trained_length: int | None) -> Settings:
         """Return the settings of the evaluation for every model, with the default tasks of this kind of model."""

@@ -2,10 +2,9 @@
 
 import dataclasses
 import functools
-import math
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,33 +12,29 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from ctxext.checkpoint.durations import cost_of, estimate_seconds, format_duration
+from ctxext.compare.budget import Budget
 from ctxext.compare.candidates import STOCK, Candidate, CompareOptions, candidates_of
 from ctxext.compare.page import BENCH, PAGE, format_bench, format_markdown
-from ctxext.compare.verdict import compare_results
-from ctxext.converters.calibration import calibrated_lengths
-from ctxext.errors import CtxextError, NothingMeasuredError
+from ctxext.compare.schedule import Judgement, Schedule
+from ctxext.compare.verdict import compare_results, judge_results
+from ctxext.errors import CtxextError
 from ctxext.evaluate.plan import ModelPlan, plans_of
 from ctxext.evaluate.processes import Team, take_device
-from ctxext.evaluate.run import Run, rounds
+from ctxext.evaluate.results_log import read_lengths
+from ctxext.evaluate.run import Run, end_of
+from ctxext.evaluate.stages import Stage
 from ctxext.files.content import Progress
 from ctxext.files.output_directory import write_whole
-from ctxext.files.packages import is_installed
 from ctxext.models.checkpoint_info import CheckpointInfo, open_infos
 from ctxext.options import accepts_options
 from ctxext.recipes.recipe import Recipe, recipe_from_dict
 from ctxext.report.report import Report
 from ctxext.tasks.harness import check_harness
-from ctxext.tasks.retrieval import num_questions
 
 if TYPE_CHECKING:
     from ctxext.models.model import LoadedModel, Loading
     from ctxext.models.recipe_applier import RecipeApplier
     from ctxext.tasks.base import Record
-
-_MINUTE = 60
-_PICTURE = 0.5
-"""Seconds to draw the pictures of a model and a task, and those of the page."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +91,7 @@ def compare(
 
     Raises:
         CtxextError: The source, a method or a setting is invalid, no method applies, or the time is too short to
-            evaluate every model on one text.
+            read one text.
     """
     started = time.monotonic()
     from ctxext.models.model import Loading, load_model
@@ -110,53 +105,51 @@ def compare(
         [str(source)], revision=loading.revision, token=loading.token, original_length=options.original_length
     )
     candidates = candidates_of(info.checkpoint, options.methods, options.target_length)
-    settings = options.settings(info.kind, info.trained_length)
+    if resume and out is not None and not options.lengths:
+        options = dataclasses.replace(options, lengths=read_lengths(out))
+    settings, minutes = options.settings(info.kind, info.trained_length), options.time_limit
     check_harness(settings.harness, settings.lengths)
     # A position table ends at the context length of the unmodified model; recipes lengthen it.
     endless = dataclasses.replace(info, context_length=max(settings.lengths), has_table=False)
-    drawn = len(settings.tasks) if out and is_installed("matplotlib") else 0
-
-    def end_with(models: int) -> float:
-        """Return the end of measuring on the monotonic clock, reserving time to draw the pictures of the models."""
-        if options.minutes is None:
-            return math.inf
-        return started + _MINUTE * options.minutes - _PICTURE * (1 + models * drawn)
-
+    drawn = len(settings.tasks) if out else 0
     # The other plans are of the source of a converted checkpoint; here the checkpoint itself is the baseline.
     plan, *_ = plans_of([endless], settings, loading)
     _begin(progress, "loading the model")
-    stock, read_first, team = load_model(info, loading, plan.encoder.tokenizer), None, Team()
-    if options.minutes is not None:
-        _begin(progress, "estimating the time")
-        recipes = [candidate.recipe for candidate in candidates if candidate.recipe]
-        read_first = first = stock.first_pace(min([*plan.lengths, *plan.measured_lengths]))
-        cost = cost_of(info.checkpoint.config)
-        sentence = team.share(
-            "estimate",
-            lambda: estimate(
-                plan,
-                recipes,
-                can_share=stock.can_share,
-                seconds=lambda length: estimate_seconds([length], first, cost),
-                left=end_with(1 + len(recipes)) - time.monotonic(),
-                num_processes=team.size,
-            ),
+    stock, team = load_model(info, loading, plan.encoder.tokenizer), Team()
+    budget = Budget(plan, info, [candidate for candidate in candidates if candidate.recipe], stock)
+    schedule = Schedule(settings.lengths)
+    if minutes is not None:
+        _begin(progress, "measuring the speed")
+        left = end_of(started, minutes, drawn * (1 + len(budget.candidates))) - time.monotonic()
+        chosen = team.share(
+            "schedule", lambda: dataclasses.asdict(budget.choose(left, team.size, is_given=bool(options.lengths)))
         )
+        schedule = Schedule(**{**chosen, "lengths": tuple(chosen["lengths"])})
         if notify is not None and team.is_first:
-            notify(sentence)
+            notify(budget.describe(schedule, team.size, minutes))
+        if not schedule.is_whole and not options.lengths:
+            inside = (info.context_length,) if info.has_table and info.context_length else ()
+            settings = dataclasses.replace(settings, lengths=(*inside, *schedule.lengths))
+            plan, *_ = plans_of([endless], settings, loading)
     with tempfile.TemporaryDirectory() as folder:
         applier = RecipeApplier(stock, info.checkpoint, Path(folder) / Path(folder).name)
         applied, candidates = _apply_candidates(info, applier, candidates, team, progress)
         plans = [_limit_to_context(dataclasses.replace(plan, info=dataclasses.replace(info, name=STOCK)), info)]
         plans += [dataclasses.replace(plan, info=applied_info) for applied_info, _ in applied]
         models = {STOCK: dataclasses.replace(stock, name=STOCK), **{entry.name: model for entry, model in applied}}
+        documents = list(dict.fromkeys(work.keys[0].task for work in plan.documents))
+
+        def stages(records: "Callable[[], Sequence[Record]]") -> Iterator[Stage]:
+            asked = [task.name for task in plan.tasks]
+            judge = functools.partial(_judge, records, plans)
+            return schedule.stages([*models], asked, documents, settings.samples, judge)
 
         def complete(report: Report, records: "Sequence[Record]") -> None:
             report["comparison"] = {
                 "source": info.name,
                 "target_length": options.target_length,
-                "minutes": options.minutes,
-                **compare_results(report, records, candidates, plans),
+                "minutes": minutes,
+                **compare_results(report, records, candidates, plans, run.missed, minutes),
             }
 
         run = Run(
@@ -168,10 +161,12 @@ def compare(
             resume=resume,
             overwrite=overwrite,
             progress=progress,
-            end=end_with(len(plans)),
+            end=end_of(started, minutes, drawn * len(plans)),
+            stages=stages,
+            unseen=budget.unseen,
             watches_memory=True,
             complete=complete,
-            first_pace=read_first,
+            pace=budget.pace,
             team=team,
         )
         report = run.report()
@@ -179,6 +174,10 @@ def compare(
             write_whole(out / PAGE, format_markdown(report).encode())
             write_whole(out / BENCH, format_bench(report).encode())
         return report
+
+
+def _judge(records: "Callable[[], Sequence[Record]]", plans: Sequence[ModelPlan]) -> Judgement:
+    return judge_results(records(), plans)
 
 
 def _begin(progress: Progress | None, stage: str) -> None:
@@ -238,57 +237,3 @@ def _limit_to_context(entry: ModelPlan, info: CheckpointInfo) -> ModelPlan:
     lengths = tuple(length for length in entry.lengths if length <= limit)
     documents = tuple(work for work in entry.documents if all(key.length <= limit for key in work.keys))
     return dataclasses.replace(entry, lengths=lengths, documents=documents)
-
-
-def estimate(
-    plan: ModelPlan,
-    applied: Sequence[Recipe],
-    *,
-    can_share: bool,
-    seconds: Callable[[int], float],
-    left: float,
-    num_processes: int = 1,
-) -> str:
-    """Describe the work that fits into the time, in the order of `Run`: in rounds, the shortest texts first.
-
-    Args:
-        plan: The questions and documents of every model.
-        applied: The recipes.
-        can_share: Whether all questions about a text share one prefill.
-        seconds: Returns the seconds that one model takes for a text of this length.
-        left: The remaining seconds.
-        num_processes: The number of processes that share the work, each with all models of a text.
-
-    Raises:
-        NothingMeasuredError: The time is too short to evaluate every model on one text.
-    """
-    models, settings = 1 + len(applied), plan.settings
-    trained = plan.info.trained_length or max(plan.lengths)
-    before = math.fsum(seconds(length) for recipe in applied for length in calibrated_lengths(recipe, trained))
-    groups: dict[int, list[tuple[int, float]]] = {sample: [] for sample in range(settings.samples)}
-    for sample, group in groups.items():
-        for task in plan.tasks:
-            per_sample = num_questions(task, settings) // settings.samples
-            texts = per_sample * (len(settings.depths) if task.has_depths and not can_share else 1)
-            group += [(length, texts * seconds(length)) for length in plan.lengths]
-        group += [
-            (key.length, seconds(key.length)) for work in plan.documents for key in work.keys if key.sample == sample
-        ]
-    reached, spent, least = dict[int, int](), before, math.inf
-    for samples in rounds(settings.samples):
-        for length, each in sorted(entry for sample in samples for entry in groups[sample]):
-            least = before + models * each if math.isinf(least) else least
-            spent += models * each / num_processes
-            reached[length] = reached.get(length, 0) + (spent <= left)
-    if least > left:
-        raise NothingMeasuredError(
-            f"The time is too short: {format_duration(max(0.0, left))} are left after loading. One text for each of "
-            f"{models} models takes about {format_duration(least)}"
-            + (", including the calibration of a head order." if before else "."),
-            hint="Increase --minutes, or use fewer --methods or shorter --lengths.",
-        )
-    planned = {length: sum(entry[0] == length for group in groups.values() for entry in group) for length in reached}
-    if reached == planned:
-        return f"The comparison takes about {format_duration(spent)}."
-    parts = [f"{100 * count // planned[length]} % at {length} tokens" for length, count in sorted(reached.items())]
-    return f"The whole comparison takes about {format_duration(spent)}. The time is enough for {', '.join(parts)}."

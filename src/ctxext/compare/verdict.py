@@ -7,18 +7,23 @@ from statistics import fmean
 from typing import Any
 
 from ctxext.compare.candidates import STOCK, Candidate
+from ctxext.compare.schedule import Judgement
 from ctxext.converters.engine_support import EXACT, PARTLY
 from ctxext.evaluate.plan import ModelPlan
-from ctxext.evaluate.run import Meter
-from ctxext.files.processes import num_processes
+from ctxext.evaluate.run import Missed
 from ctxext.report.findings import pool_cells
 from ctxext.report.intervals import adjust_confidence, mean_interval, paired_interval
 from ctxext.report.report import Report
 from ctxext.report.tables import in_percent
-from ctxext.tasks.base import Record, list_text_numbers
+from ctxext.tasks.base import Key, Record, list_text_numbers
+from ctxext.tasks.perplexity import Short
 
 _SAME_COST = 3
 """Decimals of equal costs, which are losses in nats per token."""
+
+_SURE = 0.999
+"""Confidence to end a comparison early, so high that looking often does not make chance findings more likely
+(Haybittle 1971, Peto et al. 1976)."""
 
 _Text = tuple[str, int, int]
 """Task, length and number of a text, which has questions at several depths or for several samples."""
@@ -126,26 +131,63 @@ def collect_results(records: Sequence[Record], trained_length: int | None, lengt
     return ModelResults(answers, losses, seconds, max(peaks, default=None), far)
 
 
+def judge_results(records: Sequence[Record], plans: Sequence[ModelPlan]) -> Judgement:
+    """Judge the results so far: which methods are clearly worse than the best, and whether the verdict is clear."""
+    names, figures = [entry.info.name for entry in plans], _collect_all(records, plans)
+    stock, results = figures[STOCK], {name: figures[name] for name in names[1:] if figures[name].answers}
+    has_answers = any(right for mine in figures.values() for text in mine.answers.values() for right in text.values())
+    if not has_answers:
+        return Judgement(frozenset(), is_decided=False, has_answers=False)
+    confidence = adjust_confidence(len(results))
+    best = _best_of(results) if results else ""
+    gains = {name: results[best].finds_more(mine, confidence) for name, mine in results.items() if name != best}
+    worse = frozenset(name for name, gain in gains.items() if gain and gain.low > 0)
+    ahead = results[best].finds_more(stock, _SURE) if results else None
+    costs = all(any(task == Short.name for task, *_ in figures[name].seconds) for name in (STOCK, best) if name)
+    is_decided = worse == {*names[1:]} - {best} and ahead is not None and ahead.low > 0 and costs
+    return Judgement(worse, is_decided, has_answers=True)
+
+
+def _collect_all(records: Sequence[Record], plans: Sequence[ModelPlan]) -> dict[str, ModelResults]:
+    """Collect the results of each model."""
+    trained = plans[0].info.trained_length
+    return {
+        name: collect_results([record for record in records if record.get("model") == name], trained, entry.lengths)
+        for entry in plans
+        for name in (entry.info.name,)
+    }
+
+
 def compare_results(
-    report: Report, records: Sequence[Record], candidates: Sequence[Candidate], plans: Sequence[ModelPlan]
+    report: Report,
+    records: Sequence[Record],
+    candidates: Sequence[Candidate],
+    plans: Sequence[ModelPlan],
+    missed: Sequence[Missed] = (),
+    minutes: float | None = None,
 ) -> dict[str, Any]:
-    """Compare the models of a report: return a row for each model, the verdict and the recommended method."""
+    """Compare the models of a report: return a row for each model, the verdict and the recommended method.
+
+    Args:
+        report: The report on all models.
+        records: The records of all models.
+        candidates: The methods, with those that do not apply.
+        plans: The work of each model.
+        missed: The work that did not fit into the time.
+        minutes: The time limit.
+    """
     by_name = {model["name"]: model for model in report["models"]}
     trained = by_name[STOCK]["trained_length"]
-    lengths = {entry.info.name: entry.lengths for entry in plans}
-    figures = {
-        name: collect_results(
-            [record for record in records if record.get("model") == name], trained, lengths.get(name, ())
-        )
-        for name in by_name
-    }
+    figures = _collect_all(records, plans)
     stock = figures[STOCK]
-    confidence = adjust_confidence(len(figures) - 1)
+    measured = [name for name, mine in figures.items() if mine.seconds and name != STOCK]
+    confidence = adjust_confidence(len(measured))
     results = {candidate.name: figures[candidate.name] for candidate in candidates if candidate.name in figures}
     gains = {name: gain for name, mine in results.items() if (gain := mine.finds_more(stock, confidence))}
     losses = {name: drop for name, mine in results.items() if (drop := mine.loses_more(stock, confidence))}
     loss = fmean(stock.losses.values()) if stock.losses else None
-    rows = [_row(by_name[STOCK]) | {"loss_beyond": loss, "peak": stock.peak}]
+    beyond = trained if stock.beyond else None
+    rows = [_row(by_name[STOCK], beyond) | {"loss_beyond": loss, "peak": stock.peak}]
     for candidate in candidates:
         row: dict[str, Any] = {"name": candidate.name}
         row |= {"convert": list(candidate.words) or None, "refused": candidate.refusal or None}
@@ -153,7 +195,7 @@ def compare_results(
             mine, gain, drop = results[candidate.name], gains.get(candidate.name), losses.get(candidate.name)
             by_text = mine.loses_more_by_text(stock, confidence)
             peaks = mine.peak, stock.peak
-            row |= _row(by_name[candidate.name]) | {
+            row |= _row(by_name[candidate.name], beyond) | {
                 "against": gain.to_dict() if gain else None,
                 "beyond": drop.to_dict() if drop else None,
                 "beyond_by_text": {text: difference.to_dict() for text, difference in by_text.items()},
@@ -163,16 +205,10 @@ def compare_results(
             }
             row["serving"] = [served.to_dict() for served in candidate.plan.serving]
         rows.append(row)
-    shares = {name: _share(model["cells"], trained if stock.beyond else None) for name, model in by_name.items()}
+    shares = {name: _share(model["cells"], beyond) for name, model in by_name.items()}
     by_row = {row["name"]: row for row in rows}
     taken, nearest, sentence = _choose_method(by_row, shares, gains, losses, results, stock, trained, confidence)
-    missing = [*_beyond_stock(plans), *_not_reached(plans, figures)]
-    is_unmeasured = any(" before the first " in sentence for sentence in missing)
-    if is_unmeasured and (minutes := _minutes_of_a_round(plans, records)):
-        missing.append(
-            f"One question of each kind takes about {minutes} minute{'' if minutes == 1 else 's'} for all methods. "
-            "Increase --minutes, or use fewer --methods or --lengths."
-        )
+    missing = [*_beyond_stock(plans), *_not_reached(plans, figures, missed), *_more_time(figures, missed, minutes)]
     return {
         "models": rows,
         "confidence": confidence,
@@ -184,13 +220,14 @@ def compare_results(
     }
 
 
-def _row(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row of a model: its name, summary and recipe, and the share found."""
-    share, low, high = pool_cells(model["cells"])
-    answers = {"share": share, "low": low, "high": high, "samples": sum(cell["samples"] for cell in model["cells"])}
+def _row(model: Mapping[str, Any], beyond: int | None) -> dict[str, Any]:
+    """Return the row of a model: its name, summary and recipe, and the share found, beyond a length if there is one."""
+    cells = [cell for cell in model["cells"] if not beyond or cell["length"] > beyond]
+    share, low, high = pool_cells(cells)
+    answers = {"share": share, "low": low, "high": high, "samples": sum(cell["samples"] for cell in cells)}
     return {
         **{key: model[key] for key in ("name", "summary", "recipe")},
-        "found": answers if model["cells"] else None,
+        "found": answers if cells else None,
         "refused": None,
     }
 
@@ -312,15 +349,6 @@ def _join_words(words: Sequence[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def _minutes_of_a_round(plans: Sequence[ModelPlan], records: Sequence[Record]) -> int:
-    """Estimate the minutes of one sample of every cell for all models, from the measured records, or 0."""
-    samples = plans[0].settings.samples
-    meter, answered = Meter(plans, None, samples), [record for record in records if "task" in record]
-    spent = sum(meter.cost(record["model"], [record["length"]] * len(record["samples"])) for record in answered)
-    seconds = math.fsum(record["seconds"] for record in answered)
-    return math.ceil(seconds / spent * meter.total / samples / num_processes() / 60) if spent else 0
-
-
 def _beyond_stock(plans: Sequence[ModelPlan]) -> list[str]:
     """Return a sentence on the lengths that the unmodified model cannot read, if there are any."""
     limit = max(plans[0].lengths, default=0)
@@ -334,33 +362,42 @@ def _beyond_stock(plans: Sequence[ModelPlan]) -> list[str]:
     ]
 
 
-def _not_reached(plans: Sequence[ModelPlan], figures: Mapping[str, ModelResults]) -> list[str]:
-    """Return sentences on the planned work that was not measured for every model."""
-    from ctxext.tasks.retrieval import num_questions
-
-    counts: dict[str, dict[int, int]] = {}
-    unread: dict[str, int] = {}
-    for entry in plans:
-        mine = figures[entry.info.name]
-        for task in entry.tasks:
-            times = num_questions(task, entry.settings) // entry.settings.samples
-            for length in entry.lengths:
-                texts = [scores for text, scores in mine.answers.items() if text[:2] == (task.name, length)]
-                count = sum(len({sample for _, sample in scores}) for scores in texts) // times
-                by_length = counts.setdefault(task.name, {})
-                by_length[length] = min(count, by_length.get(length, count))
-        for name in {work.keys[0].task for work in entry.documents}:
-            read = sum(key[0] == name for key in mine.seconds)
-            unread[name] = min(read, unread.get(name, read))
-    samples = plans[0].settings.samples
-    sentences = []
-    for name, by_length in counts.items():
-        for length, count in by_length.items():
-            if count < samples:
-                state = f"after {count} of {samples} questions per depth" if count else "before the first question"
-                sentences.append(f"{name}: time ran out {state} at {length} tokens.")
-    for name, read in unread.items():
-        if read < samples:
-            state = f"after {read} of {samples} documents" if read else "before the first document"
-            sentences.append(f"{name}: time ran out {state}.")
+def _not_reached(
+    plans: Sequence[ModelPlan], figures: Mapping[str, ModelResults], missed: Sequence[Missed]
+) -> list[str]:
+    """Return sentences on the planned work that did not fit into the time."""
+    unmeasured = [name for name, mine in figures.items() if not mine.seconds]
+    samples, sentences = plans[0].settings.samples, []
+    for name, length in sorted({(each.work.task.name, each.work.length) for each in missed}):
+        counts = []
+        for entry in plans:
+            mine = figures[entry.info.name]
+            late = [each for each in missed if each.model == entry.info.name and each.work.task.name == name]
+            if mine.seconds and any(each.work.length == length for each in late):
+                texts = {key[3] for key in mine.seconds if key[:2] == (name, length)}
+                counts.append(len({sample for group in texts for sample in group}))
+        if counts:
+            reached = f"after {min(counts)} of {samples} texts" if min(counts) else "before the first text"
+            sentences.append(f"{name}: time ran out {reached} at {length} tokens.")
+    if unmeasured and len(unmeasured) < len(figures):
+        sentences.append(f"Not measured: {_join_words(unmeasured)}.")
     return sentences
+
+
+def _more_time(figures: Mapping[str, ModelResults], missed: Sequence[Missed], minutes: float | None) -> list[str]:
+    """Return a sentence on what twice the time would add."""
+    if not minutes or not missed:
+        return []
+    names, left, seen, texts = list[str](), 60 * minutes, set[tuple[str, Key]](), set[Key]()
+    for each in missed:
+        keys = {(each.model, key) for key in each.work.keys} - seen
+        seen |= keys
+        left -= each.seconds if keys else 0.0
+        if left < 0:
+            break
+        if figures[each.model].seconds:
+            texts |= {key._replace(depth=None) for _, key in keys}
+        elif each.model not in names:
+            names.append(each.model)
+    added = [*names, f"{len(texts)} more text{'' if len(texts) == 1 else 's'}"] if texts else names
+    return [f"Twice the time (--minutes {2 * minutes:g}) would add {_join_words(added)}."] if added else []

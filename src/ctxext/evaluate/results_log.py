@@ -94,6 +94,15 @@ class ResultsLog:
         return {key for record in self.records_of(model) if "task" in record for key in keys_of(record)}
 
 
+def read_lengths(folder: Path) -> tuple[int, ...]:
+    """Return the prompt lengths of the settings of an evaluation, or none if a folder contains no readable log."""
+    lines = _read_lines(folder / _NAME)[0] if (folder / _NAME).is_file() else []
+    settings = next((line["header"].get("settings") for line in lines if "header" in line), None)
+    lengths = settings.get("lengths") if isinstance(settings, dict) else None
+    is_list = isinstance(lengths, list) and all(isinstance(length, int) and length > 0 for length in lengths)
+    return tuple(lengths or ()) if is_list else ()
+
+
 def _read_lines(path: Path) -> tuple[list[Record], int]:
     """Return the records, and the number of invalid lines before the last; the last may be incomplete after a kill."""
     records, num_skipped = [], 0

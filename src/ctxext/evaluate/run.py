@@ -3,21 +3,23 @@
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctxext.checkpoint.durations import cost_of, format_duration
+from ctxext.checkpoint.durations import Pace, cost_of, format_duration, size_of
 from ctxext.checkpoint.loading import choose_device, fast_cpu_dtype
 from ctxext.errors import CtxextError
 from ctxext.evaluate.plan import ModelPlan, default_tasks, plan_questions
 from ctxext.evaluate.processes import Team, take_device
 from ctxext.evaluate.results_log import ResultsLog
+from ctxext.evaluate.stages import Stage, stages_in_rounds
 from ctxext.files import processes
 from ctxext.files.content import Progress
 from ctxext.files.output_directory import only_run_in
+from ctxext.files.packages import is_installed
 from ctxext.files.processes import forget_peak, peak_memory
 from ctxext.notebook import table
 from ctxext.options import accepts_options
@@ -32,8 +34,9 @@ if TYPE_CHECKING:
     from ctxext.tasks.base import Key, Record, Work
 
 _LONG = 600
-_UNSEEN = 1.5
-"""Factor for the time of prompts of a new length, because relation maps are slower beyond the old context."""
+_MINUTE = 60
+_PICTURE = 0.5
+"""Seconds to draw the pictures of a model and a task, and those of the page."""
 
 
 class EvaluationReport(dict[str, Any]):
@@ -52,7 +55,9 @@ def evaluate(
     out: str | Path | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    minutes: float | None = None,
     progress: Progress | None = None,
+    notify: Callable[[str], None] | None = None,
 ) -> Report:
     """Measure how well checkpoints use their context, and the cost of extending it.
 
@@ -63,7 +68,10 @@ def evaluate(
         out: A folder for results, pictures and the report; None writes nothing.
         resume: Continue with the results in `out`.
         overwrite: Replace the results in `out`.
+        minutes: The time limit; all models then stay loaded, and are measured on one sample of every cell, then on
+            more. None for no limit.
         progress: Called with a label, the work done and the total work.
+        notify: Called with an estimate of the time, and with what did not fit into the limit.
 
     Returns:
         The content of report.json.
@@ -73,10 +81,13 @@ def evaluate(
     """
     from ctxext.models.model import Loading, load_model
 
+    started = time.monotonic()
     sources = [str(model) for model in ([models] if isinstance(models, str | Path) else models)]
     if not sources:
         raise CtxextError("The list of models is empty.", hint="Add a folder, a Hub id or demo.")
     out, loading = None if out is None else Path(out), loading or Loading()
+    if minutes is not None:
+        _check_limit(minutes, settings, loading)
     if not settings.tasks:
         settings = dataclasses.replace(settings, tasks=default_tasks(sources, loading))
     if loading.engine != "transformers":
@@ -97,7 +108,24 @@ def evaluate(
 
         return load_served(entry.info, loading, (*entry.lengths, entry.longest_prompt))
 
-    return Run(plans, settings, loading, load, out, resume, overwrite, progress).report()
+    end = end_of(started, minutes, len(plans) * len(settings.tasks) if out else 0)
+    return Run(plans, settings, loading, load, out, resume, overwrite, progress, notify, end).report()
+
+
+def _check_limit(minutes: float, settings: Settings, loading: "Loading") -> None:
+    """Raise if a time limit is not above 0, or cannot be combined with the other options."""
+    if not minutes > 0:
+        raise CtxextError("--minutes must be above 0.", hint="For example: --minutes 10.")
+    if loading.engine != "transformers" or settings.harness:
+        flag = "--harness" if settings.harness else "--engine" if loading.server is None else "--server"
+        raise CtxextError(f"--minutes cannot be combined with {flag}.", hint="Remove one of them.")
+
+
+def end_of(started: float, minutes: float | None, num_pictures: int) -> float:
+    """Return the end of measuring on the monotonic clock, which reserves time to draw pictures."""
+    if minutes is None:
+        return math.inf
+    return started + _MINUTE * minutes - _PICTURE * (1 + (num_pictures if is_installed("matplotlib") else 0))
 
 
 @dataclass
@@ -113,11 +141,15 @@ class Run:
         resume: Continue with the results in `out`.
         overwrite: Replace the results in `out`.
         progress: Called with a label, the work done and the total work.
-        end: The time to stop, on the monotonic clock. All models then stay loaded and are measured in rounds, so that
+        notify: Called with an estimate of the whole time.
+        end: The time to stop, on the monotonic clock. All models then stay loaded and are measured in stages, so that
             all have the same questions whenever the time is up.
+        stages: Returns the stages until the end, each after the one before it is measured; by default rounds. Its
+            argument returns all records.
+        unseen: The estimated ratio of the time of each model to that of the first one, before it is measured.
         watches_memory: Whether to record the peak memory of each model.
         complete: Adds results computed from single records to the report.
-        first_pace: A number of tokens, and the seconds in which the first model read them before its measurement.
+        pace: The measured speed of the models; by default it is measured.
         team: The processes that share the work.
     """
 
@@ -129,11 +161,17 @@ class Run:
     resume: bool
     overwrite: bool
     progress: Progress | None = None
+    notify: Callable[[str], None] | None = None
     end: float = math.inf
+    stages: "Callable[[Callable[[], Sequence[Record]]], Iterable[Stage]] | None" = None
+    unseen: Mapping[str, float] = field(default_factory=dict)
     watches_memory: bool = False
     complete: "Callable[[Report, Sequence[Record]], None] | None" = None
-    first_pace: tuple[int, float] | None = None
+    pace: Pace | None = None
     team: Team = field(default_factory=Team)
+
+    def __post_init__(self) -> None:
+        self.missed: list[Missed] = []
 
     def report(self) -> Report:
         """Measure the missing samples and write the report; only the first process returns it, the others return {}."""
@@ -145,16 +183,22 @@ class Run:
             header = _make_header(self.plans, self.settings, self.loading) if team.is_first else {}
             team.share("log", lambda: self._log.begin(header, resume=self.resume, overwrite=self.overwrite))
             self._meter = Meter(self.plans, self.progress, self.settings.samples, end=self.end, team=team)
+            if self.pace is not None:
+                self._meter.share_pace(self.pace)
             self._peaks = dict[str, int]()
             if math.isinf(self.end):
                 for entry in self.plans:
                     self._measure_all(entry)
             else:
-                self._measure_in_rounds()
+                self._measure_in_stages()
             team.add("finished", 1)
             if not team.is_first:
                 return {}
             team.wait("finished", team.size, self._meter.wait)
+            if self.missed and self.stages is None and self.notify is not None:
+                missed = {(each.model, key) for each in self.missed for key in each.work.keys}
+                planned = sum(len(entry.measured_lengths) for entry in self.plans)
+                self.notify(f"Time ran out before {len(missed)} of {planned} prompts and documents: see --resume.")
             # Only lines of an earlier run may be malformed.
             with explain_malformed(str(out)) if self.resume else nullcontext():
                 records = self._log.records()
@@ -182,6 +226,7 @@ class Run:
         loaded = self.load(entry)
         try:
             self._log.append({"model": name, "facts": loaded.facts()})
+            self._tell_estimate(loaded)
             self._meter.begin()
             with self._record_peak(loaded):
                 works = entry.make_work(loaded, team=team)
@@ -197,46 +242,76 @@ class Run:
         finally:
             loaded.close()
 
-    def _measure_in_rounds(self) -> None:
-        """Measure all models on a few samples of every cell, shortest first, then on more, until the time is up."""
+    def _measure_in_stages(self) -> None:
+        """Measure all models stage by stage, the shortest texts of each first, until the time is up."""
         meter, models = self._meter, {entry.info.name: self.load(entry) for entry in self.plans}
         done = {name: self._log.done(name) for name in models}
         for name, loaded in models.items():
             self._log.append({"model": name, "facts": loaded.facts()})
         meter.begin()
-        if self.first_pace is not None:
-            tokens, seconds = self.first_pace
-            meter.record(self.plans[0].info.name, [tokens], seconds)
-        for samples in rounds(self.settings.samples):
-            works: dict[tuple[int, str], list[tuple[str, Work]]] = {}
-            for entry in self.plans:
-                for work in entry.make_work(models[entry.info.name], samples, self.team):
-                    works.setdefault((work.length, work.label), []).append((entry.info.name, work))
-            for cell, group in sorted(works.items(), key=lambda item: item[0]):
-                lengths_read = [_list_lengths_read(set(work.keys) - done[name], models[name]) for name, work in group]
-                names = [name for name, _ in group]
-                if time.monotonic() + sum(map(meter.estimate_seconds, names, lengths_read)) > self.end:
-                    return
-                # All models of a cell run in one process, so that they have the same questions when the time is up.
-                if not self.team.takes(f"{cell} {samples}"):
+        self._tell_estimate(models[self.plans[0].info.name])
+        rounds = stages_in_rounds([*models], self.settings.samples)
+        for stage in rounds if self.stages is None else self.stages(self._log.records):
+            for cell, group in self._group_work(stage, models):
+                group = [(name, work) for name, work in group if set(work.keys) - done[name]]
+                seconds = [self._estimate(name, work, models[name], done[name]) for name, work in group]
+                if time.monotonic() + math.fsum(seconds) > self.end:
+                    self.missed += [Missed(*entry, each) for entry, each in zip(group, seconds, strict=True)]
                     continue
-                for (name, work), lengths in zip(group, lengths_read, strict=True):
-                    began = time.monotonic()
-                    if began + meter.estimate_seconds(name, lengths) > self.end:
-                        return
+                # All models of a cell run in one process, so that they have the same questions when the time is up.
+                if not self.team.takes(f"{stage} {cell}"):
+                    continue
+                for name, work in group:
+                    if time.monotonic() + self._estimate(name, work, models[name], done[name]) > self.end:
+                        break
                     with self._record_peak(models[name]):
                         self._measure(models[name], work, done[name])
-                    meter.record(name, lengths, time.monotonic() - began)
+                    done[name] |= {*work.keys}
+
+    def _group_work(
+        self, stage: Stage, models: "Mapping[str, LoadedModel]"
+    ) -> "list[tuple[tuple[int, str], list[tuple[str, Work]]]]":
+        """Return the work of a stage by cell, the shortest first, each with the models that it measures."""
+        works: dict[tuple[int, str], list[tuple[str, Work]]] = {}
+        for entry in self.plans:
+            name = entry.info.name
+            if name in stage.models:
+                for work in entry.make_work(models[name], stage.samples, self.team):
+                    if stage.contains(work.task.name, work.length):
+                        number = work.keys[0].sample if len(work.keys) == 1 else stage.samples.start
+                        works.setdefault((work.length, f"{work.label} {number}"), []).append((name, work))
+        return sorted(works.items(), key=lambda item: item[0])
+
+    def _estimate(self, name: str, work: "Work", loaded: "LoadedModel", done: "set[Key]") -> float:
+        unseen = self.unseen.get(name, 1.0)
+        return self._meter.estimate(name, work, set(work.keys) - done, can_share=loaded.can_share, unseen=unseen)
+
+    def _tell_estimate(self, loaded: "LoadedModel") -> None:
+        """Measure the speed of the first model, and estimate the time of the whole run."""
+        entry = next(entry for entry in self.plans if entry.info.name == loaded.name)
+        if self._meter.is_known or self.loading.engine != "transformers" or not entry.measured_lengths:
+            return
+        self._meter.begin_pace(loaded.name, loaded.first_pace(min(entry.measured_lengths)))
+        if self.notify is not None and self.team.is_first:
+            seconds = math.fsum(
+                self._estimate(plan.info.name, work, loaded, self._log.done(plan.info.name))
+                for plan in self.plans
+                for work in plan.make_work(loaded)
+            )
+            seconds = min(seconds / self.team.size, self.end - time.monotonic())
+            self.notify(f"The evaluation takes about {format_duration(seconds)}.")
 
     def _measure(self, loaded: "LoadedModel", work: "Work", done: "set[Key]") -> None:
         """Measure the missing samples, and record each cell immediately."""
         name, label = loaded.name, f"{loaded.name} {work.label}"
         self._meter.skip(name, [key.length for key in work.keys if key in done], label)
-        started = time.perf_counter()
+        began = started = time.perf_counter()
         for record in work.run(loaded, set(work.keys) - done):
             seconds, started = round(time.perf_counter() - started, 4), time.perf_counter()
             self._log.append({"model": name, **record, "seconds": seconds})
             self._meter.advance(name, [record["length"]] * len(record["samples"]), label)
+        seconds, keys = time.perf_counter() - began, set(work.keys) - done
+        self._meter.record(name, work, keys, seconds, can_share=loaded.can_share)
 
     @contextmanager
     def _record_peak(self, loaded: "LoadedModel") -> Iterator[None]:
@@ -252,18 +327,19 @@ def _count_tokens(work: "Work") -> int:
     return sum(key.length for key in work.keys)
 
 
-def rounds(num_samples: int) -> Iterator[range]:
-    """Yield the samples of each round: one of every cell, then two more, then four, and so on."""
-    first, size = 0, 1
-    while first < num_samples:
-        yield range(first, min(first + size, num_samples))
-        first, size = first + size, 2 * size
+@dataclass(frozen=True)
+class Missed:
+    """Work that did not fit into the time.
 
+    Attributes:
+        model: The name of the model.
+        work: The work.
+        seconds: Its estimated time.
+    """
 
-def _list_lengths_read(keys: "set[Key]", loaded: "LoadedModel") -> list[int]:
-    """Return the lengths of the texts to read for some samples; depths with a common cache count once."""
-    depths = {key._replace(depth=None) for key in keys} if loaded.can_share else keys
-    return [key.length for key in depths]
+    model: str
+    work: "Work"
+    seconds: float
 
 
 def _make_header(plans: Sequence[ModelPlan], settings: Settings, loading: "Loading") -> dict[str, Any]:
@@ -311,7 +387,9 @@ class Meter:
         self.reached = self._spent = 0
         self._team = team or Team(rank=0, size=1)
         self._seconds, self._at = 0.0, clock()
-        self._rates: dict[tuple[str, int], float] = {}
+        paces: dict[object, Pace] = {}
+        configs = {plan.info.name: plan.info.checkpoint.config for plan in plans}
+        self._paces = {name: paces.setdefault(size_of(config), Pace(config)) for name, config in configs.items()}
         lengths = [length for plan in plans for length in plan.measured_lengths]
         self._report(f"{len(lengths):,} prompts and documents of {sum(lengths):,} tokens", 0)
 
@@ -334,7 +412,7 @@ class Meter:
         cost = self.cost(model, lengths)
         self._spent += cost
         left = self._seconds / self._spent * (self.total - self._team.add("progress") - cost) / self._team.size
-        is_long = left >= _LONG and math.isinf(self.end)
+        is_long = left >= _LONG and math.isinf(self.end) and self.samples > 1
         advice = f", half of it with --samples {max(1, self.samples // 2)}" if is_long else ""
         left = max(0.0, min(left, self.end - now))
         self._report(f"{label} ({format_duration(left)} left{advice})", cost)
@@ -343,18 +421,32 @@ class Meter:
         """Report the progress of the other processes."""
         self._report("waiting for the other processes", 0)
 
-    def record(self, model: str, lengths: Sequence[int], seconds: float) -> None:
-        """Record the time of prompts that ran together."""
-        if lengths:
-            self._rates[model, max(lengths)] = seconds / self.cost(model, lengths)
+    @property
+    def is_known(self) -> bool:
+        """Whether the speed of the first model is known."""
+        return next(iter(self._paces.values())).is_known
 
-    def estimate_seconds(self, model: str, lengths: Sequence[int]) -> float:
-        """Estimate the seconds for prompts: 0 before any ran, and a high estimate for a length new to the model."""
-        longest = max(lengths, default=0)
-        of_model = [rate for (name, _), rate in self._rates.items() if name == model]
-        at_length = [rate for (_, length), rate in self._rates.items() if length == longest]
-        highest = max(of_model or at_length or self._rates.values(), default=0.0)
-        return (self._rates.get((model, longest)) or _UNSEEN * highest) * self.cost(model, lengths)
+    def share_pace(self, pace: Pace) -> None:
+        """Use the measured speed of all models."""
+        self._paces = dict.fromkeys(self._paces, pace)
+
+    def begin_pace(self, model: str, read: Sequence[tuple[int, float]]) -> None:
+        """Begin with the speed of a model, as `Pace.begin` does."""
+        self._paces[model].begin(model, read)
+
+    def record(self, model: str, work: "Work", keys: "Collection[Key]", seconds: float, *, can_share: bool) -> None:
+        """Record the time in which a model measured some samples."""
+        lengths, is_written = work.list_readings(keys, can_share=can_share), work.count_written(keys) > 0
+        self._paces[model].record(model, work.task.name, lengths, seconds, is_written=is_written)
+
+    def estimate(
+        self, model: str, work: "Work", keys: "Collection[Key]", *, can_share: bool, unseen: float = 1.0
+    ) -> float:
+        """Estimate the seconds in which a model measures some samples; of an unknown size, as fast as the first."""
+        known = self._paces[model]
+        pace = known if known.is_known else next(iter(self._paces.values()))
+        lengths = work.list_readings(keys, can_share=can_share)
+        return pace.estimate(model, work.task.name, lengths, work.count_written(keys), unseen)
 
     def _report(self, label: str, cost: int) -> None:
         self.reached = self._team.add("progress", cost)

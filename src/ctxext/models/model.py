@@ -50,7 +50,7 @@ _STATES = 16
 """Generous estimate of a layer's activations, in hidden states per token."""
 _FIRST = 64
 _ENOUGH = 1.0
-"""Minimum seconds of a measured step: shorter ones are mostly overhead."""
+"""Seconds of the longest measured step: shorter ones are mostly overhead."""
 
 _POOLINGS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "cls": lambda states: states[:, 0],
@@ -147,18 +147,21 @@ class LoadedModel:
             **self.encoder.facts(),
         }
 
-    def first_pace(self, longest: int) -> tuple[int, float]:
-        """Measure the seconds that the warm model takes to read a number of tokens, at most `longest`."""
-        length = min(_FIRST, longest)
+    def first_pace(self, longest: int) -> list[tuple[int, float]]:
+        """Measure the seconds that the warm model takes to read 64 tokens, twice as many and so on, up to a second.
+
+        The largest number of tokens is `longest`.
+        """
+        length, read = min(_FIRST, longest), []
         with torch.inference_mode():
             while True:
                 ids = torch.ones((1, length), dtype=torch.long, device=self.device)
                 self._read_once(ids[:, :8])
                 began = time.monotonic()
                 float(self._read_once(ids).flatten()[0])  # Reading a value waits for the GPU.
-                seconds = time.monotonic() - began
-                if seconds >= _ENOUGH or length >= longest:
-                    return length, seconds
+                read.append((length, time.monotonic() - began))
+                if read[-1][1] >= _ENOUGH or length >= longest:
+                    return read
                 length = min(2 * length, longest)
 
     def _read_once(self, ids: torch.Tensor) -> torch.Tensor:

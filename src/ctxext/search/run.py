@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from ctxext.checkpoint.durations import cost_of, estimate_seconds, format_duration
+from ctxext.checkpoint.durations import Pace, format_duration
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.converters.plan import already_extended
 from ctxext.errors import CtxextError, NothingMeasuredError
@@ -167,7 +167,9 @@ def _check_time(
     documents, length = trial_set.documents.shape
     texts = trial_set.num_questions * (1 if stock.can_share else trial_set.num_depths)
     read = [*[length] * documents, *(length for length in trial_set.lengths for _ in range(texts))]
-    each = estimate_seconds(read, stock.first_pace(length), cost_of(info.checkpoint.config))
+    pace = Pace(info.checkpoint.config)
+    pace.begin(stock.name, stock.first_pace(length))
+    each = pace.estimate(stock.name, "", read)
     left = end - time.monotonic()
     if 2 * each > left:
         raise NothingMeasuredError(

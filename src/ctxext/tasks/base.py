@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
@@ -62,6 +62,14 @@ class Work(ABC):
     @abstractmethod
     def keys(self) -> list[Key]:
         """The keys of all samples."""
+
+    def list_readings(self, keys: Collection[Key], *, can_share: bool) -> list[int]:
+        """Return the length of each text to read for some of the samples, if prompts may share a cache or not."""
+        return [key.length for key in keys]
+
+    def count_written(self, keys: Collection[Key]) -> int:
+        """Return the number of tokens to generate for some of the samples, or what is usual."""
+        return 0
 
     @abstractmethod
     def run(self, loaded: "LoadedModel", keys: set[Key]) -> Iterator[Record]:
@@ -227,6 +235,13 @@ class RetrievalTask(Task):
     def fit_to_length(self, encoder: Encoder, length: int) -> Self:
         """Return the task adapted to a prompt length."""
         return self
+
+    def count_texts(self, num_depths: int) -> int:
+        """Return the number of texts to read for one question at some depths, if prompts may share a cache.
+
+        Prompts of a text with one needle share about half, up to their needles.
+        """
+        return -(-(num_depths + 1) // 2)
 
     @property
     def advice(self) -> str:

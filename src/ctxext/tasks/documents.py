@@ -106,6 +106,10 @@ class Documents(RetrievalTask):
         return self if leaves_room(self, encoder, length) else dataclasses.replace(self, num_needles=1)
 
     @override
+    def count_texts(self, num_depths: int) -> int:
+        return -(-num_depths // self.num_needles)
+
+    @override
     def pieces(self, rng: random.Random) -> Pieces:
         numbers = _draw_numbers(random.Random(rng.getrandbits(64)))
         gold_numbers = [next(numbers) for _ in range(self.num_needles)]

@@ -37,6 +37,10 @@ class KeyValue(RetrievalTask):
     num_needles: int = 1
 
     @override
+    def count_texts(self, num_depths: int) -> int:
+        return -(-num_depths // self.num_needles)
+
+    @override
     def pieces(self, rng: random.Random) -> Pieces:
         records = self.records(random.Random(rng.getrandbits(64)))
         first, last = next(records), next(records)

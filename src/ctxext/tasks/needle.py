@@ -65,6 +65,10 @@ class Needle(RetrievalTask):
     filler: str = "prose"
 
     @override
+    def count_texts(self, num_depths: int) -> int:
+        return -(-num_depths // self.num_needles)
+
+    @override
     def pieces(self, rng: random.Random) -> Pieces:
         phrasing = PHRASINGS[rng.choice(list(PHRASINGS)) if self.phrasing == "any" else self.phrasing]
         keys = prose.object_names(rng, self.num_needles)

@@ -1,8 +1,11 @@
 """Questions about one place in a long text: prompts, batches and records of their samples."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+
+from typing_extensions import override
 
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import Pieces, Prompt, too_short
@@ -10,6 +13,9 @@ from ctxext.errors import CtxextError
 from ctxext.models.model import LoadedModel
 from ctxext.tasks.base import Key, Record, RetrievalTask, Work
 from ctxext.tasks.settings import Settings
+
+_USUAL_ANSWER = 8
+"""Tokens of a usual answer."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,19 @@ class RetrievalWork(Work):
     @property
     def _depths(self) -> tuple[float | None, ...]:
         return self.settings.depths if self.task.has_depths else (None,)
+
+    @override
+    def list_readings(self, keys: Collection[Key], *, can_share: bool) -> list[int]:
+        depths = Counter(key.sample for key in keys)
+        count = self.task.count_texts if can_share else int
+        return [self.length] * sum(count(num_depths) for num_depths in depths.values())
+
+    @override
+    def count_written(self, keys: Collection[Key]) -> int:
+        if not (self.task.is_written or self.settings.generate):
+            return 0
+        usual = max(_USUAL_ANSWER, self.task.answer_room // (2 if self.task.stays_right else 1))
+        return len(keys) * usual
 
     def run(self, loaded: LoadedModel, keys: set[Key]) -> Iterator[Record]:
         """Run the questions and yield one record per depth."""

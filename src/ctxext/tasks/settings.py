@@ -32,6 +32,8 @@ from ctxext.tasks.registry import DEFAULTS, GROUPS, NAMES, RETRIEVAL_TASKS, TASK
 from ctxext.tasks.ruler_files import read_essays, read_hotpot, read_squad, read_words
 
 _TASKS, _RUN = "Task options", "Execution"
+_FEWEST_NEEDLES = 4
+"""The other needles are distractors; with fewer, a task is too easy."""
 _FILES: Mapping[str, tuple[str, Callable[[Path], Any]]] = {
     "haystack": ("text", read_haystack),
     "documents": ("questions", read_questions),
@@ -97,13 +99,14 @@ class Settings:
         kind="depths",
         shown="5",
     )
-    samples: int = count_option(20, help="Number of questions per length and depth, and of documents.")
+    samples: int = count_option(10, help="Number of questions per length and depth, and of documents.")
     seed: int = seed_option()
     allow_beyond: bool = option(False, help="Also evaluate beyond a model's context length.")
     original_length: int | None = original_length_option()
-    num_needles: int = count_option(
-        4,
-        help="needle, kv, documents: facts hidden in each text; one pass over it covers that many depths.",
+    num_needles: int | None = count_option(
+        None,
+        help="needle, kv, documents: facts hidden in each text; one pass over it covers that many depths. Default: one "
+        "for each depth, at least 4.",
         panel=_TASKS,
         flags=("--needles",),
     )
@@ -224,7 +227,12 @@ class Settings:
     def retrieval_tasks(self, *, read: bool = True) -> list[RetrievalTask]:
         """Return the retrieval tasks with their options, by default after reading the files."""
         options = {
-            **{"num_needles": self.num_needles, "ids": self.kv_ids, "filler": self.filler, "reason": self.reason},
+            **{
+                "num_needles": self.num_needles or max(_FEWEST_NEEDLES, len(self.depths)),
+                "ids": self.kv_ids,
+                "filler": self.filler,
+                "reason": self.reason,
+            },
             **{"nolima": self.nolima, "babilong": self.babilong, "seed": self.seed},
             **{field: load(path) for name, (field, load) in _FILES.items() if read and (path := getattr(self, name))},
         }

@@ -1,0 +1,112 @@
+"""Choose what a comparison measures, by the speed of the model on this machine."""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ctxext.checkpoint.durations import Pace, format_duration
+from ctxext.compare.candidates import STOCK, Candidate
+from ctxext.compare.schedule import Schedule, choose_schedule, list_choices
+from ctxext.converters.calibration import calibrated_lengths
+from ctxext.errors import NothingMeasuredError
+from ctxext.evaluate.plan import ModelPlan
+from ctxext.files.length import format_length
+from ctxext.models.checkpoint_info import CheckpointInfo
+
+if TYPE_CHECKING:
+    from ctxext.models.model import LoadedModel
+    from ctxext.tasks.base import Work
+
+_OWN_ATTENTION = 1.6
+"""Estimated ratio of the time of a method with modeling code to that of the unmodified model."""
+_MINUTE = 60
+_PROBED = 2048
+"""Longest text of the measurement of the speed, in tokens."""
+
+
+class Budget:
+    """The time that a comparison takes.
+
+    Args:
+        plan: The whole work of each model.
+        info: The unmodified checkpoint.
+        candidates: The methods that apply, in their order.
+        stock: The unmodified model.
+    """
+
+    def __init__(
+        self, plan: ModelPlan, info: CheckpointInfo, candidates: Sequence[Candidate], stock: "LoadedModel"
+    ) -> None:
+        self.plan, self.info, self.candidates, self.stock = plan, info, candidates, stock
+        self.pace = Pace(info.checkpoint.config)
+        self.unseen = {
+            candidate.name: _OWN_ATTENTION if candidate.recipe and candidate.recipe.needs_code else 1.0
+            for candidate in candidates
+        }
+        self._before = self._whole = 0.0
+
+    def choose(self, left: float, num_processes: int, *, is_given: bool) -> Schedule:
+        """Choose what fits into the time, after a measurement of the speed that takes a few seconds.
+
+        Args:
+            left: The remaining seconds.
+            num_processes: The number of processes that share the work.
+            is_given: Whether the user chose the lengths.
+
+        Raises:
+            NothingMeasuredError: Not one text fits.
+        """
+        from ctxext.tasks.retrieval import RetrievalWork
+
+        plan, trained = self.plan, self.plan.info.trained_length or max(self.plan.lengths)
+        shortest = min([*plan.lengths, *plan.measured_lengths])
+        self.pace.begin(STOCK, self.stock.first_pace(min(_PROBED, shortest)))
+        ratios = [1.0, *self.unseen.values()]
+        lengths = [length for candidate in self.candidates for length in _calibrated(candidate, trained)]
+        self._before = self.pace.estimate(STOCK, "", lengths)
+        works = list(plan.make_work(self.stock))
+        self._whole = self._before + sum(ratios) / num_processes * math.fsum(map(self._estimate, works))
+        given = [length for length in plan.lengths if length > trained] or plan.lengths
+        choices = given if is_given or max(plan.lengths) <= trained else list_choices(trained, max(plan.lengths))
+
+        def estimate_texts(models: int, length: int) -> float:
+            works = [RetrievalWork(task, length, (0,), plan.settings) for task in plan.tasks]
+            documents = [] if works else [length]
+            each = math.fsum(map(self._estimate, works)) + self.pace.estimate(STOCK, "", documents)
+            return sum(ratios[:models]) * each
+
+        left_then = left - self._before
+        schedule = choose_schedule(
+            plan.lengths, choices, whole=self._whole - self._before, left=left_then, seconds=estimate_texts
+        )
+        if schedule is None:
+            least = self._before + estimate_texts(2, min(choices)) / 0.75
+            minutes = math.ceil((least - left) / _MINUTE)
+            raise NothingMeasuredError(
+                f"The time is too short: {format_duration(max(0.0, left))} are left, and one text of {min(choices)} "
+                f"tokens takes about {format_duration(estimate_texts(1, min(choices)))}"
+                + (", after the calibration of a head order." if self._before else "."),
+                hint=f"Increase --minutes by {minutes} or more, or use shorter --lengths.",
+            )
+        return schedule
+
+    def describe(self, schedule: Schedule, num_processes: int, minutes: float) -> str:
+        """Describe the work that fits into the time limit."""
+        limit = f"{minutes:g} min"
+        if schedule.is_whole:
+            return f"The comparison takes about {format_duration(self._whole)}; the time limit is {limit}."
+        names = [STOCK, *self.unseen][: schedule.models]
+        length, texts = format_length(max(schedule.lengths)), schedule.texts
+        return (
+            f"The whole comparison takes about {format_duration(self._whole)}; the time limit is {limit} (--minutes). "
+            f"First: {', '.join(names)} at {length} tokens on {texts} text{'' if texts == 1 else 's'}. "
+            "Then the other methods, as far as the time allows."
+        )
+
+    def _estimate(self, work: "Work") -> float:
+        lengths = work.list_readings(work.keys, can_share=self.stock.can_share)
+        return self.pace.estimate(STOCK, work.task.name, lengths, work.count_written(work.keys))
+
+
+def _calibrated(candidate: Candidate, trained_length: int) -> Sequence[int]:
+    return calibrated_lengths(candidate.recipe, trained_length) if candidate.recipe else ()

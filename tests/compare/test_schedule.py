@@ -1,0 +1,112 @@
+"""What a comparison measures within a time limit, by a clock that only counts."""
+
+import pytest
+
+from ctxext.checkpoint.durations import Pace
+from ctxext.compare.schedule import Judgement, Schedule, choose_schedule, list_choices
+from ctxext.evaluate.stages import Stage
+
+NAMES = ("stock", "yarn", "self-extend", "dca")
+UNDECIDED = Judgement(frozenset(), is_decided=False, has_answers=True)
+CHOICES = list_choices(8192, 16384)
+
+
+def quadratic(models, length):
+    """Seconds of a text of SmolLM2 on two threads, for each model."""
+    return models * (6.2e-4 * length + 2.74e-7 * length**2)
+
+
+@pytest.mark.parametrize(
+    ("left", "schedule"),
+    [
+        (36_000, Schedule((8192, 16384))),
+        (4_000, Schedule((16384,), False, 3, 8)),
+        (1_400, Schedule((16384,), False, 3, 4)),
+        (600, Schedule((10240,), False, 3, 4)),
+        (400, Schedule((9216,), False, 3, 3)),
+        (300, Schedule((10240,), False, 2, 3)),
+        (160, Schedule((9216,), False, 2, 2)),
+        (100, Schedule((12288,), False, 2, 1)),
+        (31, Schedule((9216,), False, 1, 1)),
+        (20, None),
+    ],
+)
+def test_the_longest_length_whose_texts_decide_something_is_chosen(left, schedule):
+    assert choose_schedule((8192, 16384), CHOICES, whole=20_000, left=left, seconds=quadratic) == schedule
+
+
+def test_lengths_to_choose_from_begin_beyond_the_original_one():
+    assert CHOICES == [9216, 10240, 11264, 12288, 13312, 14336, 15360, 16384]
+    assert list_choices(8192, 9000) == [9000]
+
+
+def stages_of(judgements, asked=("needle",), samples=3):
+    """The stages if the judgement changes with each question."""
+    schedule, judgements = Schedule((9216,), False, 3, 3), iter(judgements)
+    last = [UNDECIDED]
+
+    def judge():
+        last[0] = next(judgements, last[0])
+        return last[0]
+
+    return list(schedule.stages(NAMES, asked, ("short", "perplexity"), samples, judge))
+
+
+def test_first_the_models_that_matter_then_their_cost_then_the_others():
+    first, others = NAMES[:3], NAMES[3:]
+    assert stages_of([UNDECIDED]) == [
+        *(Stage(first, range(text, text + 1), ("needle",), (9216,)) for text in range(3)),
+        Stage(first, range(2), ("short",)),
+        Stage(others, range(3), ("needle",), (9216,)),
+        Stage(others, range(2), ("short",)),
+        *(Stage(NAMES, range(sample, sample + 1)) for sample in range(3)),
+    ]
+
+
+def test_a_worse_model_is_left_out_and_a_clear_verdict_ends_the_run():
+    worse = Judgement(frozenset({"self-extend"}), is_decided=False, has_answers=True)
+    stages = stages_of([UNDECIDED, UNDECIDED, worse])
+    assert "self-extend" in stages[0].models
+    assert not any("self-extend" in stage.models for stage in stages[3:])
+    decided = Judgement(frozenset({"self-extend", "dca"}), is_decided=True, has_answers=True)
+    assert all(stage.tasks for stage in stages_of([decided])), "no further samples"
+
+
+def test_documents_replace_questions_that_no_model_answers():
+    stages = stages_of([Judgement(frozenset(), is_decided=False, has_answers=False)])
+    assert [stage.tasks for stage in stages[:5]] == [
+        ("needle",),
+        ("needle",),
+        ("short",),
+        ("perplexity",),
+        ("perplexity",),
+    ]
+    assert [stage.tasks for stage in stages_of([UNDECIDED], asked=())[:2]] == [("short",), ("perplexity",)]
+
+
+def test_a_pace_learns_both_kinds_of_operations_and_what_each_model_and_task_take():
+    """By hand: 1 ms a token, and 1 s for a million pairs of tokens."""
+
+    def seconds(length):
+        return 1e-3 * length + 1e-6 * length**2
+
+    pace = Pace({})
+    assert pace.estimate("a", "needle", [1000]) == 0
+    pace.begin("a", [(64, seconds(64)), *((length, seconds(length)) for length in (512, 1024, 2048))])
+    assert pace.estimate("a", "", [16384]) == pytest.approx(seconds(16384), rel=0.1)
+    assert pace.estimate("a", "ruler", [1024], 10) == pytest.approx(seconds(1024) + 10 * seconds(64), rel=0.05)
+    assert pace.estimate("b", "needle", [4096], unseen=1.5) == pytest.approx(1.5 * seconds(4096), rel=0.05)
+    pace.record("a", "needle", [4096, 4096], 2 * 1.2 * seconds(4096))
+    pace.record("b", "needle", [4096], 3 * seconds(4096))
+    assert pace.estimate("b", "needle", [4096]) == pytest.approx(3 * seconds(4096), rel=0.01)
+    assert pace.estimate("b", "needle", [8192]) == pytest.approx(3 * seconds(8192), rel=0.2)
+    pace.record("a", "ruler", [1024], 5 * seconds(1024), is_written=True)
+    assert pace.estimate("a", "ruler", [1024], 10) == pytest.approx(5 * seconds(1024), rel=0.05), "writing is included"
+
+
+@pytest.mark.parametrize("noise", [0.97, 1.03])
+def test_a_pace_from_noisy_short_texts_is_within_a_fifth_at_four_times_their_length(noise):
+    pace = Pace({})
+    lengths = (512, 1024, 2048)
+    pace.begin("a", [(n, quadratic(1, n) * (noise if n == 1024 else 1.0)) for n in lengths])
+    assert pace.estimate("a", "", [8192]) == pytest.approx(quadratic(1, 8192), rel=0.2)
