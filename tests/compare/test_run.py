@@ -275,7 +275,7 @@ def test_the_command_shows_what_the_report_holds(run, checkpoint, tmp_path):
     result = run("compare", checkpoint, *words)
     assert result.exit_code == 0, result.stderr
     report = json.loads((tmp_path / "out" / "report.json").read_text())
-    for part in ("320 tokens", "640 tokens", "found %", "cost inside", "table does not apply: ", "supported by"):
+    for part in ("320 tokens", "640 tokens", "found, points", "cost inside", "table does not apply: ", "supported by"):
         assert part in result.stdout, result.stdout
     assert report["comparison"]["verdict"] in " ".join(result.stdout.split())
     assert "comparison.md" in result.stderr

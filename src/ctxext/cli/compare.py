@@ -83,7 +83,7 @@ def comparison_tables(report: "Report", width: int) -> Iterator[RenderableType]:
     yield from heat_maps(report, width)
     yield Text()
     rows = report["comparison"]["models"]
-    columns = ("against stock", "found %", "loss beyond", "cost inside", "time", "memory")
+    columns = ("against stock", "found, points", "loss beyond", "cost inside", "time", "memory")
     costs = tabulate_costs([row for row in rows if not row["refused"]], _format_half)
     yield results_table(costs.select(columns), no_wrap=True, strong=report["comparison"]["taken"])
     if (losses := tabulate_losses(rows, _format_half)).rows:
@@ -101,9 +101,13 @@ def comparison_tables(report: "Report", width: int) -> Iterator[RenderableType]:
             yield Text(f"{row['name']} does not apply: {row['refused']}", style="dim")
 
 
-def _format_half(difference: Mapping[str, Any] | None) -> str:
-    """Format a difference in loss, with half of its confidence interval."""
+def _format_half(difference: Mapping[str, Any] | None, decimals: int = 3, times: int = 1) -> str:
+    """Format a difference with half of its confidence interval, or with its ends if they are not at equal distances."""
     if not difference:
         return "–"
-    text, high = f"{difference['difference']:+z.3f}", difference["high"]
-    return text if high is None else f"{text} ± {high - difference['difference']:.3f}"
+    middle, low, high = (difference[name] for name in ("difference", "low", "high"))
+    text = f"{times * middle:+z.{decimals}f}"
+    if high is None:
+        return text
+    half = max(high - middle, middle - low)
+    return f"{text} ± {times * half:.{decimals}f}"

@@ -27,7 +27,6 @@ def format_markdown(report: Report) -> str:
     lines[-1] += f"{100 * content['confidence']:.3g} %, as {len(report['models']) - 1} methods are compared."
     rows = [row for row in content["models"] if row.get("against") or row.get("beyond")]
     costs = tables.tabulate_costs(rows, format_difference)
-    costs = costs.select([column for column in costs.head if column != "found %"])
     scores = [tables.tabulate_scores(heat_map(report["models"], task)) for task in tasks_of(report)]
     losses = tables.tabulate_losses(content["models"], format_difference)
     for table in (*scores, costs, *([losses] if losses.rows else [])):
