@@ -1,12 +1,13 @@
 """Which method a comparison takes, from records that are written by hand."""
 
+import random
 from types import SimpleNamespace
 
 import pytest
 
 from ctxext.compare.candidates import Candidate
 from ctxext.compare.schedule import Judgement
-from ctxext.compare.verdict import collect_results, compare_results, judge_results
+from ctxext.compare.verdict import ModelResults, collect_results, compare_results, judge_results
 from ctxext.evaluate.run import Missed
 from ctxext.tasks.base import Key
 from ctxext.tasks.settings import Settings
@@ -319,3 +320,21 @@ def test_a_clearly_worse_method_is_not_measured_further_and_a_clear_verdict_ends
 def test_questions_that_no_model_answers_decide_nothing():
     read = cells("stock", 0.0) + cells("yarn", 0.0)
     assert judge_results(read, plans_for(["yarn"])) == Judgement(frozenset(), is_decided=False, has_answers=False)
+
+
+@pytest.mark.thorough
+def test_looking_after_each_text_seldom_finds_a_difference_that_is_not_there():
+    """300 comparisons of two equal models, 3 to 12 texts of ten questions, about which texts differ."""
+    rng, found = random.Random(0), 0
+    for _ in range(300):
+        answers = {"stock": {}, "yarn": {}}
+        for text in range(12):
+            share = rng.uniform(0.1, 0.7)
+            for drawn in answers.values():
+                drawn["needle", TARGET, text] = {(depth / 9, text): float(rng.random() < share) for depth in range(10)}
+            yarn, stock = (ModelResults(answers[name], {}, {}, None) for name in ("yarn", "stock"))
+            confidence = 0.999 if text < 11 else 0.95
+            if text >= 2 and yarn.finds_more(stock, confidence).low > 0:
+                found += 1
+                break
+    assert found <= 0.025 * 300 + 5

@@ -175,7 +175,8 @@ def _check_time(
         raise NothingMeasuredError(
             f"{options.seconds / 60:g} minutes are too short: the unmodified model and one recipe take "
             f"about {format_duration(2 * each)}, and {format_duration(max(0.0, left))} are left after loading.",
-            hint="Raise --minutes, or measure less: --samples 4, shorter --lengths.",
+            hint="Raise --minutes, or measure less: --samples 4, shorter --lengths. ctxext compare fits its work to "
+            "the time.",
         )
 
 
