@@ -17,7 +17,7 @@ from ctxext.compare.candidates import STOCK, Candidate, CompareOptions, candidat
 from ctxext.compare.page import BENCH, PAGE, format_bench, format_markdown
 from ctxext.compare.schedule import Judgement, Schedule
 from ctxext.compare.verdict import compare_results, judge_results
-from ctxext.errors import CtxextError
+from ctxext.errors import CtxextError, NothingMeasuredError
 from ctxext.evaluate.plan import ModelPlan, plans_of
 from ctxext.evaluate.processes import Team, take_device
 from ctxext.evaluate.results_log import read_lengths
@@ -121,9 +121,17 @@ def compare(
     if minutes is not None:
         _begin(progress, "measuring the speed")
         left = end_of(started, minutes, drawn * (1 + len(budget.candidates))) - time.monotonic()
-        chosen = team.share(
-            "schedule", lambda: dataclasses.asdict(budget.choose(left, team.size, is_given=bool(options.lengths)))
-        )
+        is_given = bool(options.lengths)
+
+        def choose() -> dict[str, Any]:
+            try:
+                return dataclasses.asdict(budget.choose(left, team.size, is_given=is_given))
+            except NothingMeasuredError:
+                if resume:  # What remains may be less.
+                    return dataclasses.asdict(schedule)
+                raise
+
+        chosen = team.share("schedule", choose)
         schedule = Schedule(**{**chosen, "lengths": tuple(chosen["lengths"])})
         if notify is not None and team.is_first:
             notify(budget.describe(schedule, team.size, minutes))

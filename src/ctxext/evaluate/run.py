@@ -289,7 +289,9 @@ class Run:
     def _tell_estimate(self, loaded: "LoadedModel") -> None:
         """Measure the speed of the first model, and estimate the time of the whole run."""
         entry = next(entry for entry in self.plans if entry.info.name == loaded.name)
-        if self._meter.is_known or self.loading.engine != "transformers" or not entry.measured_lengths:
+        is_asked = self.notify is not None or math.isfinite(self.end)
+        is_here = self.loading.engine == "transformers" and entry.measured_lengths
+        if self._meter.is_known or not is_asked or not is_here:
             return
         self._meter.begin_pace(loaded.name, loaded.first_pace(min(entry.measured_lengths)))
         if self.notify is not None and self.team.is_first:
