@@ -48,6 +48,7 @@ EVAL = (
     *("--device", "cpu", "--dtype", "bf16", "--attn", "eager", "--trust-remote-code", "--engine", "vllm"),
     *("--engine-args", '{"seed": 2}', "--out", "there", "--resume", "--overwrite", *HUB),
 )
+EVAL_IN_TIME = ("eval", "one", "--minutes", "2.5")
 URL = "http://127.0.0.1:1/v1"
 SERVER = ("--server", URL, "--model", "it", "--api-key", TOKEN, "--timeout", "9")
 EVAL_SERVER = ("eval", "one", *SERVER, "--num-concurrent", "3", "--max-retries", "7", "--out", "there")
@@ -153,6 +154,7 @@ def arrived(run, tmp_path, monkeypatch):
 def test_every_option_is_in_a_table(command):
     lines = (
         EVAL,
+        EVAL_IN_TIME,
         EVAL_SERVER,
         VERIFY_SERVER,
         COMPARE,
@@ -224,7 +226,11 @@ def test_eval(arrived):
     progress = named.pop("progress")
     assert callable(progress)
     loading = Loading("cpu", "bf16", False, "eager", True, "vllm", {"seed": 2}, **GIVEN)
-    assert named == {"loading": loading, "out": Path("there"), "resume": True, "overwrite": True}
+    assert named == {"loading": loading, "out": Path("there"), "resume": True, "overwrite": True, "minutes": None}
+
+
+def test_eval_within_a_time_limit(arrived):
+    assert arrived(EVAL_IN_TIME, "ctxext.evaluate.run.evaluate")[1]["minutes"] == 2.5
 
 
 def test_eval_of_a_server(arrived):

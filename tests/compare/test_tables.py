@@ -1,13 +1,13 @@
 """The rows of a comparison, in the terminal and as Markdown."""
 
 import io
-import json
 
 from rich.console import Console
 
 from ctxext.cli.compare import comparison_tables
 from ctxext.compare.page import format_markdown
 from ctxext.compare.tables import tabulate_costs, tabulate_losses, tabulate_scores
+from ctxext.compare.verdict import format_difference
 from ctxext.report.report import heat_map
 from records_by_hand import answers, facts, report_of
 
@@ -43,11 +43,16 @@ def test_scores_by_length_and_depth():
 
 
 def test_costs_of_the_unmodified_model_and_of_a_method():
-    table = tabulate_costs([STOCK, YARN], json.dumps)
+    table = tabulate_costs([STOCK, YARN], format_difference)
     assert len(table.head) == len(table.rows[0]) == len(table.rows[1])
-    assert table.rows[0] == ["stock", "50 (40–60)", "", "3.142", "", "", "12.3 GB", ""]
-    assert table.rows[1] == ["yarn", "–", "+12 (+2 to +22)", json.dumps(YARN["beyond"]), "{}", "× 1.50", "–", "vLLM"]
-    assert tabulate_costs([{**STOCK, "loss_beyond": None, "peak": None}], str).rows[0][3:7] == ["–", "", "", ""]
+    assert table.rows[0] == ["stock", "", "3.142", "", "", "12.3 GB", ""]
+    assert table.rows[1] == ["yarn", "+12 (+2 to +22)", format_difference(YARN["beyond"]), "–", "× 1.50", "–", "vLLM"]
+    assert tabulate_costs([{**STOCK, "loss_beyond": None, "peak": None}], format_difference).rows[0][2:6] == [
+        "–",
+        "",
+        "",
+        "",
+    ]
 
 
 def test_losses_by_text_are_those_of_measured_methods():

@@ -256,7 +256,7 @@ def test_groups_are_their_tasks_and_help_names_groups():
     assert "ruler" in NAMES
     assert {"mrcr", "mrcr-flat"} < {*NAMES}
     assert "niah-single-1" not in NAMES
-    assert Settings(tasks=("needle",), filler="same").retrieval_tasks() == [Needle(filler="same")]
+    assert Settings(tasks=("needle",), filler="same").retrieval_tasks() == [Needle(filler="same", num_needles=5)]
     with pytest.raises(CtxextError, match='Unknown --filler "other"'):
         Settings(filler="other")
     with pytest.raises(CtxextError, match="cannot be combined with --haystack"):

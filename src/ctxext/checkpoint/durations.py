@@ -145,17 +145,17 @@ class Pace:
         of_task = [max(ratios.values()) for (_, name), ratios in self._ratios.items() if name == task]
         return max(of_task, default=1.0) * unseen
 
-    def _attended(self, length: int) -> float:
+    def _count_attended(self, length: int) -> float:
         full, sliding, window = self._attention
         return length * (full * length + sliding * min(length, window + CPU_PIECE))
 
     def _base(self, length: int) -> float:
-        return self._linear * length + self._quadratic * self._attended(length)
+        return self._linear * length + self._quadratic * self._count_attended(length)
 
     def _fit(self, lengths: Sequence[int], seconds: float) -> None:
         """Add texts, and fit the two numbers, both at least 0."""
-        self._read.append((sum(lengths) / seconds, math.fsum(map(self._attended, lengths)) / seconds))
-        # The tie is a row of its own: linear - even × quadratic = 0.
+        self._read.append((sum(lengths) / seconds, math.fsum(map(self._count_attended, lengths)) / seconds))
+        # The tie is another row: linear - even × quadratic = 0.
         size = _TIE * math.fsum(tokens for tokens, _ in self._read) / len(self._read)
         rows = [*((*each, 1.0) for each in self._read), (size, -size * self._even, 0.0)]
         aa, ab, bb, at, bt = (

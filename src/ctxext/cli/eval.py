@@ -59,7 +59,12 @@ def eval_(
     place: ReportPlace,
     minutes: Annotated[
         float | None,
-        typer.Option("--minutes", help="Time limit in minutes; all models stay loaded.", rich_help_panel="Execution"),
+        typer.Option(
+            "--minutes",
+            help="Time limit in minutes; all models stay loaded.",
+            metavar="N",
+            rich_help_panel="Execution",
+        ),
     ] = None,
     launch: Launch,
     output: Output,
@@ -99,7 +104,6 @@ def eval_(
             overwrite=place.overwrite,
             minutes=minutes,
             progress=progress,
-            notify=output.note,
         )
     if report:
         _print_report(report, out, models, output)
@@ -130,6 +134,8 @@ def _print_report(report: "Report", out: Path, models: Sequence[str], output: Ou
     for model in report["models"]:
         if model.get("mind"):
             output.warning(f"{model['name']} in {model['engine']}: {model['mind']}.")
+    if missed := report.get("num_missed"):
+        output.warning(f"Time ran out before {missed} prompts and documents. --resume continues.")
     sentences = [Text(sentence) for sentence in findings(report)]
     output.result(report, *report_tables(report, output.stdout.width), Text(), *sentences)
     computed = {f"in {model.get('dtype')} on {model.get('device')}" for model in report["models"] if model.get("dtype")}

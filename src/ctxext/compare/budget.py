@@ -62,7 +62,7 @@ class Budget:
         shortest = min([*plan.lengths, *plan.measured_lengths])
         self.pace.begin(STOCK, self.stock.first_pace(min(_PROBED, shortest)))
         ratios = [1.0, *self.unseen.values()]
-        lengths = [length for candidate in self.candidates for length in _calibrated(candidate, trained)]
+        lengths = [length for candidate in self.candidates for length in _list_calibrations(candidate, trained)]
         self._before = self.pace.estimate(STOCK, "", lengths)
         works = list(plan.make_work(self.stock))
         self._whole = self._before + sum(ratios) / num_processes * math.fsum(map(self._estimate, works))
@@ -108,5 +108,5 @@ class Budget:
         return self.pace.estimate(STOCK, work.task.name, lengths, work.count_written(work.keys))
 
 
-def _calibrated(candidate: Candidate, trained_length: int) -> Sequence[int]:
+def _list_calibrations(candidate: Candidate, trained_length: int) -> Sequence[int]:
     return calibrated_lengths(candidate.recipe, trained_length) if candidate.recipe else ()

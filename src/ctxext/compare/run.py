@@ -148,9 +148,9 @@ def compare(
         documents = list(dict.fromkeys(work.keys[0].task for work in plan.documents))
 
         def stages(records: "Callable[[], Sequence[Record]]") -> Iterator[Stage]:
-            asked = [task.name for task in plan.tasks]
+            questions = [task.name for task in plan.tasks]
             judge = functools.partial(_judge, records, plans)
-            return schedule.stages([*models], asked, documents, settings.samples, judge)
+            return schedule.stages([*models], questions, documents, settings.samples, judge)
 
         def complete(report: Report, records: "Sequence[Record]") -> None:
             report["comparison"] = {

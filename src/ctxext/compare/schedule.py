@@ -52,7 +52,7 @@ class Schedule:
     def stages(
         self,
         names: Sequence[str],
-        asked: Sequence[str],
+        questions: Sequence[str],
         documents: Sequence[str],
         samples: int,
         judge: Callable[[], Judgement],
@@ -65,7 +65,7 @@ class Schedule:
 
         Args:
             names: The names of the models.
-            asked: The names of the tasks with questions.
+            questions: The names of the tasks with questions.
             documents: The names of the tasks with documents.
             samples: The number of samples of each cell.
             judge: Judges the results so far.
@@ -81,15 +81,17 @@ class Schedule:
         first, others = names[: self.models], names[self.models :]
         few, texts = range(min(_DOCUMENTS, samples)), min(self.texts, samples)
         read, short = tuple(name for name in documents if name != Short.name), (Short.name,)
-        for text in range(texts if asked else 0):
+        for text in range(texts if questions else 0):
             if text < _DOCUMENTS or judge().has_answers:
-                yield Stage(remaining(first), range(text, text + 1), tuple(asked), self.lengths)
-        is_asked = bool(asked) and (judge().has_answers or not read)
+                yield Stage(remaining(first), range(text, text + 1), tuple(questions), self.lengths)
+        is_asked = bool(questions) and (judge().has_answers or not read)
         yield Stage(remaining(first), few, short)
         if not is_asked:
             yield Stage(remaining(first), few, read)
         for name in others:
-            yield Stage((name,), range(texts), tuple(asked), self.lengths) if is_asked else Stage((name,), few, read)
+            yield (
+                Stage((name,), range(texts), tuple(questions), self.lengths) if is_asked else Stage((name,), few, read)
+            )
         for name in remaining(others):
             yield Stage((name,), few, short)
         for sample in range(samples):

@@ -57,7 +57,6 @@ def evaluate(
     overwrite: bool = False,
     minutes: float | None = None,
     progress: Progress | None = None,
-    notify: Callable[[str], None] | None = None,
 ) -> Report:
     """Measure how well checkpoints use their context, and the cost of extending it.
 
@@ -71,7 +70,6 @@ def evaluate(
         minutes: The time limit; all models then stay loaded, and are measured on one sample of every cell, then on
             more. None for no limit.
         progress: Called with a label, the work done and the total work.
-        notify: Called with an estimate of the time, and with what did not fit into the limit.
 
     Returns:
         The content of report.json.
@@ -109,7 +107,7 @@ def evaluate(
         return load_served(entry.info, loading, (*entry.lengths, entry.longest_prompt))
 
     end = end_of(started, minutes, len(plans) * len(settings.tasks) if out else 0)
-    return Run(plans, settings, loading, load, out, resume, overwrite, progress, notify, end).report()
+    return Run(plans, settings, loading, load, out, resume, overwrite, progress, end).report()
 
 
 def _check_limit(minutes: float, settings: Settings, loading: "Loading") -> None:
@@ -141,7 +139,6 @@ class Run:
         resume: Continue with the results in `out`.
         overwrite: Replace the results in `out`.
         progress: Called with a label, the work done and the total work.
-        notify: Called with an estimate of the whole time.
         end: The time to stop, on the monotonic clock. All models then stay loaded and are measured in stages, so that
             all have the same questions whenever the time is up.
         stages: Returns the stages until the end, each after the one before it is measured; by default rounds. Its
@@ -161,7 +158,6 @@ class Run:
     resume: bool
     overwrite: bool
     progress: Progress | None = None
-    notify: Callable[[str], None] | None = None
     end: float = math.inf
     stages: "Callable[[Callable[[], Sequence[Record]]], Iterable[Stage]] | None" = None
     unseen: Mapping[str, float] = field(default_factory=dict)
@@ -195,14 +191,12 @@ class Run:
             if not team.is_first:
                 return {}
             team.wait("finished", team.size, self._meter.wait)
-            if self.missed and self.stages is None and self.notify is not None:
-                missed = {(each.model, key) for each in self.missed for key in each.work.keys}
-                planned = sum(len(entry.measured_lengths) for entry in self.plans)
-                self.notify(f"Time ran out before {len(missed)} of {planned} prompts and documents: see --resume.")
             # Only lines of an earlier run may be malformed.
             with explain_malformed(str(out)) if self.resume else nullcontext():
                 records = self._log.records()
                 report = EvaluationReport(make_report(header, records))
+                if self.missed:
+                    report["num_missed"] = len({(each.model, key) for each in self.missed for key in each.work.keys})
                 if self._log.num_skipped:
                     report["skipped_lines"] = self._log.num_skipped
                 if self.complete is not None:
@@ -226,7 +220,7 @@ class Run:
         loaded = self.load(entry)
         try:
             self._log.append({"model": name, "facts": loaded.facts()})
-            self._tell_estimate(loaded)
+            self._estimate_all(loaded)
             self._meter.begin()
             with self._record_peak(loaded):
                 works = entry.make_work(loaded, team=team)
@@ -249,7 +243,7 @@ class Run:
         for name, loaded in models.items():
             self._log.append({"model": name, "facts": loaded.facts()})
         meter.begin()
-        self._tell_estimate(models[self.plans[0].info.name])
+        self._estimate_all(models[self.plans[0].info.name])
         rounds = stages_in_rounds([*models], self.settings.samples)
         for stage in rounds if self.stages is None else self.stages(self._log.records):
             for cell, group in self._group_work(stage, models):
@@ -286,22 +280,19 @@ class Run:
         unseen = self.unseen.get(name, 1.0)
         return self._meter.estimate(name, work, set(work.keys) - done, can_share=loaded.can_share, unseen=unseen)
 
-    def _tell_estimate(self, loaded: "LoadedModel") -> None:
+    def _estimate_all(self, loaded: "LoadedModel") -> None:
         """Measure the speed of the first model, and estimate the time of the whole run."""
         entry = next(entry for entry in self.plans if entry.info.name == loaded.name)
-        is_asked = self.notify is not None or math.isfinite(self.end)
         is_here = self.loading.engine == "transformers" and entry.measured_lengths
-        if self._meter.is_known or not is_asked or not is_here:
+        if self._meter.is_known or not is_here or (self.progress is None and math.isinf(self.end)):
             return
         self._meter.begin_pace(loaded.name, loaded.first_pace(min(entry.measured_lengths)))
-        if self.notify is not None and self.team.is_first:
-            seconds = math.fsum(
-                self._estimate(plan.info.name, work, loaded, self._log.done(plan.info.name))
-                for plan in self.plans
-                for work in plan.make_work(loaded)
-            )
-            seconds = min(seconds / self.team.size, self.end - time.monotonic())
-            self.notify(f"The evaluation takes about {format_duration(seconds)}.")
+        seconds = math.fsum(
+            self._estimate(plan.info.name, work, loaded, self._log.done(plan.info.name))
+            for plan in self.plans
+            for work in plan.make_work(loaded)
+        )
+        self._meter.tell(min(seconds / self.team.size, self.end - time.monotonic()))
 
     def _measure(self, loaded: "LoadedModel", work: "Work", done: "set[Key]") -> None:
         """Measure the missing samples, and record each cell immediately."""
@@ -393,7 +384,8 @@ class Meter:
         configs = {plan.info.name: plan.info.checkpoint.config for plan in plans}
         self._paces = {name: paces.setdefault(size_of(config), Pace(config)) for name, config in configs.items()}
         lengths = [length for plan in plans for length in plan.measured_lengths]
-        self._report(f"{len(lengths):,} prompts and documents of {sum(lengths):,} tokens", 0)
+        self._work = f"{len(lengths):,} prompts and documents of {sum(lengths):,} tokens"
+        self._report(self._work, 0)
 
     def cost(self, model: str, lengths: Iterable[int]) -> int:
         """Return the cost of prompts for a model."""
@@ -422,6 +414,10 @@ class Meter:
     def wait(self) -> None:
         """Report the progress of the other processes."""
         self._report("waiting for the other processes", 0)
+
+    def tell(self, seconds: float) -> None:
+        """Report the estimated time of all."""
+        self._report(f"{self._work} ({format_duration(seconds)} left)", 0)
 
     @property
     def is_known(self) -> bool:
