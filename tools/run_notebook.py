@@ -26,6 +26,8 @@ def main() -> None:
         client.execute()
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
+        if "outputs" in cell:  # Progress and warnings are on stderr.
+            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
     notebook.metadata.pop("language_info", None)
     nbformat.write(notebook, arguments.out or arguments.notebook)
 

@@ -17,7 +17,7 @@ RECIPE, OPTIONS = "recipe", "finetune"
 
 
 def file_schema(title: str, **rules: Any) -> dict[str, Any]:
-    """Return the schema of a file whose content is an object.
+    """Return the schema of a file that contains an object.
 
     Args:
         title: The kind of file.
@@ -41,7 +41,7 @@ def value_schema(owner: type, name: str, *, nullable: bool) -> dict[str, Any]:
     """
     option, expected = declared_options(owner)[name], value_type(owner, name)
     default = owner.__dataclass_fields__[name].default  # type: ignore[attr-defined]
-    described = {"description": option.help}
+    described: dict[str, Any] = {"description": option.help}
     if isinstance(default, bool | int | float | str):
         described["default"] = default
     if option.choices:
