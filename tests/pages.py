@@ -55,7 +55,17 @@ class Block:
 
 def blocks(page: Path) -> list[Block]:
     """The fenced parts of a page."""
-    return [Block(kind, text, needs or None) for needs, kind, text in _BLOCK.findall(page.read_text(encoding="utf-8"))]
+    return blocks_of(page.read_text(encoding="utf-8"))
+
+
+def blocks_of(text: str) -> list[Block]:
+    """The fenced parts of a text in Markdown."""
+    return [Block(kind, inner, needs or None) for needs, kind, inner in _BLOCK.findall(text)]
+
+
+def section(page: Path, heading: str) -> str:
+    """The text of a page below a heading, up to the next one."""
+    return page.read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
 
 
 def mentioned(page: Path) -> list[list[str]]:

@@ -1,27 +1,15 @@
 """Commands of the pages: each is one that ctxext takes, and those of docs/ run, page by page, in an empty folder."""
 
-import json
 import os
-import random
-import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 import typer
 
-import ctxext
-import tiny_models
-from ctxext.api import convert
 from ctxext.cli.app import app
-from ctxext.data.prose import sentence
-from ctxext.methods import Yarn
-from gguf_files import TENSORS, gguf_bytes, keys_of
 from pages import PAGES, ROOT, SMALL, STORIES, arguments, blocks, mentioned, programs
-from small_llama import change_json
-from tiny_base import write_jsonl
-from tiny_encodings import save, save_tokenizer
+from stand_ins import write_stand_ins
 
 COMMANDS = typer.main.get_command(app)
 OF_DOCS = [page for page in PAGES if page.is_relative_to(ROOT / "docs")]
@@ -74,39 +62,6 @@ def test_commands_are_read_from_pages():
     assert arguments(["accelerate", "launch", "-m", "ctxext", "methods", "yarn"]) == ["methods", "yarn"]
 
 
-def demo(place: Path, **changes) -> None:
-    shutil.copytree(Path(ctxext.__file__).parent / "demo" / "checkpoint", place)
-    change_json(place / "config.json", **changes)
-
-
-def text(place: Path) -> None:
-    rng = random.Random(0)
-    texts = ["\n\n".join(" ".join(sentence(rng) for _ in range(200)) for _ in range(60)) for _ in range(6)]
-    lines = [json.dumps({"text": text}) + "\n" for text in texts]
-    place.write_text("".join(lines) if place.suffix == ".jsonl" else "\n\n".join(texts))
-
-
-def gguf(place: Path) -> None:
-    place.write_bytes(gguf_bytes(keys_of(), TENSORS))
-
-
-def converted(place: Path) -> None:
-    convert("demo", place, Yarn(factor=4), check=False)
-
-
-STAND_INS = {
-    "model.gguf": gguf,
-    "texts.jsonl": write_jsonl,
-    **dict.fromkeys(("prose.jsonl", "node-manual.jsonl", "vim-manual.txt"), text),
-    **dict.fromkeys(("OUT", "yarn", "yarn-tuned"), converted),
-    **dict.fromkeys(("SOURCE", "Qwen/Qwen3-8B", "runs/final"), demo),
-    "smollm2": lambda place: demo(place, max_position_embeddings=8192),
-    "google-bert/bert-base-uncased": lambda place: save_tokenizer(save("bert", place)),
-    "answerdotai/ModernBERT-base": lambda place: save_tokenizer(tiny_models.save("modernbert", place)),
-}
-"""What pages take for granted, by its name there."""
-
-
 def runnable(page: Path) -> list[list[str]]:
     """The commands of a page that are ours and need nothing else; none where the tests of stories type all of them."""
     elsewhere = [words for page in STORIES for block in blocks(page) for words in block.commands()]
@@ -127,10 +82,7 @@ def test_every_command_of_a_page_runs(page, tmp_path):
         else:
             script = [str(ROOT / words[1])] if words[1].endswith(".py") else [words[1]]
             runs.append([python, *script, *words[2:], *SMALL.get(words[1], [])])
-    for name, make in STAND_INS.items():
-        if any(name in words or re.search(rf'"{name}"', " ".join(words)) for words in commands):
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            make(tmp_path / name)
+    write_stand_ins(commands, tmp_path)
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "NO_COLOR": "1"}
     for command in runs:
         result = subprocess.run(

@@ -1,18 +1,20 @@
 """Hooks of mkdocs: the first page is the README, and the API page is generated from docstrings.
 
-The links of pages work in the repository. On the site, a link out of docs/ points to the repository's address if
-CTXEXT_REPOSITORY is set, and becomes plain text otherwise.
+The links of pages work in the repository. On the site, a link out of docs/ points to the repository's address, if it is
+known (`repository_links.py`), and becomes plain text otherwise.
 """
 
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
-_LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!https?:|#|mailto:)([^)\s]+)\)")
+sys.path.append(str(ROOT / "tools"))
+from repository_links import LINK, link_to, repository  # noqa: E402
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -39,21 +41,20 @@ def move_links(text: str, place: Path, to: Path) -> str:
         place: The folder that the links are relative to.
         to: The new folder that the links are relative to.
     """
-    address = os.environ.get("CTXEXT_REPOSITORY", "").rstrip("/")
+    address = repository()
 
     def link(match: re.Match[str]) -> str:
         mark, label, target = match.groups()
         name, _, anchor = target.partition("#")
         path = Path(os.path.normpath(place / name)) if name else place
         if name and not path.is_relative_to(ROOT / "docs"):
-            where = path.relative_to(ROOT).as_posix()
-            return f"{mark}[{label}]({address}/blob/main/{where})" if address else label
+            return link_to(mark, label, path.relative_to(ROOT).as_posix(), address, "main")
         if path.is_dir():
             path /= "README.md"
         relative = os.path.relpath(path, to) if name else ""
         return f"{mark}[{label}]({relative}{'#' + anchor if anchor else ''})"
 
-    return _LINK.sub(link, text)
+    return LINK.sub(link, text)
 
 
 def api_page() -> str:

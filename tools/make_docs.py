@@ -2,13 +2,19 @@
 
 import dataclasses
 import inspect
+import json
 import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from ctxext.checkpoint.geometry import KnownModel, known_models
+from ctxext.cli.app import app
+from ctxext.cli.option_files import options_schema
 from ctxext.converters.engine_support import ENGINES, EXACT, TOLERANCE, read_measurements, worst_difference
+from ctxext.files.json_schema import OPTIONS, RECIPE
 from ctxext.files.length import format_length
 from ctxext.files.strict import parse_yaml
 from ctxext.options import option_name
@@ -17,6 +23,7 @@ from ctxext.recipes.methods.relation import Relation
 from ctxext.recipes.param import default_of, parameter_of, parameters_of
 from ctxext.recipes.recipe import presets
 from ctxext.recipes.registry import METHODS
+from ctxext.recipes.schema import recipe_schema
 from families_page import families_page, family_counts, supporting_families, swept_families
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -265,12 +272,18 @@ def _cell(cell: dict[str, Any] | None) -> str:
     return f"{shown} ({cell['greedy']})" if "greedy" in cell else shown
 
 
+def _as_json(schema: dict[str, Any]) -> str:
+    return json.dumps(schema, ensure_ascii=False, indent=2) + "\n"
+
+
 PAGES = {
     "methods.md": methods_page,
     "families.md": families_page,
     "lengths.md": lengths_page,
     "models.md": models_page,
     "serving.md": serving_page,
+    f"schemas/{RECIPE}.json": lambda: _as_json(recipe_schema()),
+    f"schemas/{OPTIONS}.json": lambda: _as_json(options_schema(typer.main.get_command(app).commands["finetune"])),
 }
 
 
@@ -282,6 +295,7 @@ def main() -> None:
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
             stale.append(name)
             if "--check" not in sys.argv:
+                path.parent.mkdir(exist_ok=True)
                 path.write_text(text, encoding="utf-8")
     if "--check" not in sys.argv:
         from draw_maps import draw_all  # Only drawing needs matplotlib.

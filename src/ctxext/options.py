@@ -8,12 +8,10 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from ctxext.errors import CtxextError
 
-_LARGEST = 10**10
-"""Default maximum, equal to the longest context; results computed from it stay finite."""
 MAX_COUNT = 1_000_000
 """Maximum of counts such as samples."""
 _LARGEST_SEED = 2**32 - 1
@@ -75,6 +73,8 @@ class Option:
     kept: bool = True
     missing: tuple[str, str] | None = None
     internal: bool = False
+    largest: ClassVar[float] = 10**10
+    """Default maximum, so that results stay finite. For options of commands it is the longest context."""
 
     @property
     def limits(self) -> str:
@@ -277,7 +277,7 @@ def check_options(options: Any, form: str = "{flag} must be {limits}, not {value
 def _check_number(owner: type, name: str, option: Option, value: Any, form: str) -> None:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return
-    most = _LARGEST if option.max is None else option.max
+    most = option.largest if option.max is None else option.max
     is_in_range = abs(value) <= most  # False for NaN.
     if is_in_range and option.allows(value):
         return

@@ -116,7 +116,7 @@ OTHERS = (
     ("push", "--dry-run"),
     ("demo", "--samples"),
     ("compare", "--minutes"),
-    ("finetune", "--config", "--preset", "--without", "--dry-run"),
+    ("finetune", "--config", "--preset", "--without", "--schema", "--dry-run"),
 )
 """Options that have tests of their own."""
 

@@ -5,6 +5,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -22,6 +23,7 @@ from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.convert import convert
 from ctxext.converters.engine_support import attn_factor, serving_of, source_commands
 from ctxext.gguf.convert import convert_gguf
+from ctxext.gguf.header import FILE_TYPES
 from ctxext.methods import Yarn
 from ctxext.models.model import Loading
 from ctxext.recipes.encodings.rotary import attention_scaling
@@ -42,6 +44,12 @@ def gguf(source, out, metadata=None, rope_freqs=None):
     script = Path(__file__).with_name("to_gguf.py")
     words = [sys.executable, script, ROOT, source, out, more]
     return subprocess.run(list(map(str, words)), capture_output=True, text=True, check=False)
+
+
+def test_file_types_are_those_of_llama_cpp():
+    header = (Path(ROOT) / "include" / "llama.h").read_text()
+    entries = re.findall(r"^\s*LLAMA_FTYPE_(?:ALL|MOSTLY)_(\w+)\s*=\s*(\d+)", header, re.MULTILINE)
+    assert {int(number): name for name, number in entries} == FILE_TYPES
 
 
 def asked(file, **flags):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ctxext.cli.option_files import ConfigOption, PresetOption, WithoutOption, used_options
+from ctxext.cli.option_files import ConfigOption, PresetOption, SchemaOption, WithoutOption, used_options
 from ctxext.cli.options import SourceArgument, takes_options
 from ctxext.cli.output import Output, done_line, same_command
 from ctxext.errors import CtxextError
@@ -106,6 +106,7 @@ def finetune(
     config: ConfigOption = None,
     preset: PresetOption = None,
     without: WithoutOption = None,
+    schema: SchemaOption = False,
     chosen: TrainingData,
     measured: Measured,
     training: TrainingOptions,

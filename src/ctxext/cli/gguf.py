@@ -15,7 +15,7 @@ from ctxext.converters.options import ConvertOptions
 from ctxext.errors import CtxextError
 from ctxext.files.length import format_length
 from ctxext.gguf.convert import GgufPlan, check_methods, convert_gguf, plan_gguf
-from ctxext.gguf.model import GgufModel, describe, open_gguf
+from ctxext.gguf.model import GgufModel, describe, open_gguf, quantization
 from ctxext.gguf.verify import verify_gguf
 from ctxext.recipes.encodings.rotary import Rotary
 from ctxext.recipes.recipe import Recipe, describe_steps
@@ -111,6 +111,7 @@ def inspection_data(model: GgufModel, reasons: Mapping[str, str]) -> dict[str, A
     return {
         "source": str(model.path),
         "architecture": model.architecture.name,
+        "quantization": quantization(model),
         "parts": len(model.parts),
         "rotary": rotary and {**rotary_data(rotary), "trained_length_from": model.plain.rotary.length_origin},
         "encoding": encoding_data(encoding),

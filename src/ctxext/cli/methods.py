@@ -38,6 +38,9 @@ def methods(
     experimental: Annotated[
         bool, typer.Option("--experimental", help="Also list methods without a measured benefit over others.")
     ] = False,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON Schema of recipe files, for editors.")
+    ] = False,
 ) -> None:
     """List the methods with their requirements and papers.
 
@@ -47,7 +50,14 @@ def methods(
     ctxext methods yarn
 
     ctxext methods --experimental
+
+    ctxext methods --schema
     """
+    if schema:
+        from ctxext.recipes.schema import recipe_schema
+
+        output.schema(recipe_schema())
+        return
     if name is not None:
         method = method_named(name)
         lines = [line for title, rows in method_sections(method) for line in section(title, rows, output.stdout)]
@@ -123,7 +133,8 @@ def method_parameters() -> list[inspect.Parameter]:
             show_default=False,
             metavar="FILE" if is_file else None,
         )
-        hint: Any = str if is_file or name.endswith("_length") else kind
+        is_length = parameter_of(owners[0].__dataclass_fields__[name]).kind == "length"
+        hint: Any = str if is_file or is_length else kind
         parameters.append(keyword(name, Annotated[hint | None, option]))
     return parameters
 
@@ -200,7 +211,7 @@ def build_recipe(methods: Sequence[str], recipe: str | None, options: Mapping[st
 
 def _parse_value(name: str, value: Any) -> Any:
     """Return an option's value as in a recipe file: lengths as numbers, files as their lists."""
-    if name.endswith("_length"):
+    if parameter_of(option_owners()[name][0].__dataclass_fields__[name]).kind == "length":
         return parse_length(value)
     if get_origin(value_type(option_owners()[name][0], name)) is not tuple:
         return value

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from ctxext.cli.output import Output, wants_json
 from ctxext.errors import CtxextError
+from ctxext.files.json_schema import OPTIONS, closed_object, file_schema, schema_line, value_schema
 from ctxext.files.length import names_in
 from ctxext.files.strict import parse_yaml, read_text
 from ctxext.finetune.options import presets
@@ -52,7 +53,7 @@ def _take_back(context: typer.Context, words: list[str] | None) -> list[str] | N
 
 def _take(context: typer.Context, kind: str, content: Mapping[str, Any], place: str) -> None:
     """Use values by option name as defaults of the command's options; a file overrides a preset."""
-    names, kinds = _file_options(context), context.meta.setdefault("ctxext.finetune", {})
+    names, kinds = _file_options(context.command), context.meta.setdefault("ctxext.finetune", {})
     values = kinds.setdefault(kind, {})
     for key, value in content.items():
         word = str(key).replace("_", "-")
@@ -69,18 +70,35 @@ def _take(context: typer.Context, kind: str, content: Mapping[str, Any], place: 
     context.default_map = {name: above[name] for name in above.keys() - kinds.get("without", {}).keys()}
 
 
-def _file_options(context: typer.Context) -> dict[str, Any]:
-    """Return the options that a file may contain, by name on the command line."""
-    names = getattr(context.command.callback, "file_options", ())
-    return {max(option.opts, key=len).lstrip("-"): option for option in context.command.params if option.name in names}
+def _file_options(command: Any) -> dict[str, Any]:
+    """Return the options that a command's file may contain, by name on the command line."""
+    names = command.callback.file_options
+    return {max(option.opts, key=len).lstrip("-"): option for option in command.params if option.name in names}
+
+
+def _print_schema(context: typer.Context, is_set: bool) -> None:
+    """Print the JSON Schema of option files and exit."""
+    if is_set:
+        Output().schema(options_schema(context.command))
+        raise typer.Exit
+
+
+def options_schema(command: Any) -> dict[str, Any]:
+    """Return the schema of a command's option files. Combinations of options are checked only by ctxext."""
+    owners = command.callback.file_options
+    values = {
+        word: value_schema(owners[option.name], option.name, nullable=True)
+        for word, option in _file_options(command).items()
+    }
+    return file_schema("Options of finetune", **closed_object(values, []))
 
 
 def used_options(context: typer.Context) -> str:
     """Return the options of a call as YAML that `--config` can read."""
-    values = {word: context.params.get(str(option.name)) for word, option in _file_options(context).items()}
+    values = {word: context.params.get(str(option.name)) for word, option in _file_options(context.command).items()}
     plain = {word: list(value) if isinstance(value, list | tuple) else value for word, value in values.items()}
     used = {word: value for word, value in plain.items() if value is not None}
-    return yaml.safe_dump(used, sort_keys=False, allow_unicode=True)
+    return schema_line(OPTIONS) + yaml.safe_dump(used, sort_keys=False, allow_unicode=True)
 
 
 def _read_first(flag: str, callback: Callable[..., Any], text: str) -> Any:
@@ -97,6 +115,10 @@ PresetOption = Annotated[
     _read_first(
         "--preset", _take_preset, "Options of a published recipe; list shows all. Other options override them."
     ),
+]
+SchemaOption = Annotated[
+    bool,
+    _read_first("--schema", _print_schema, "Print the JSON Schema of --config files, for editors."),
 ]
 WithoutOption = Annotated[
     list[str] | None,

@@ -168,8 +168,9 @@ def takes_options(
         command.__signature__ = signature.replace(parameters=ordered)  # type: ignore[attr-defined]
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in ordered}
         command.advanced_options, command.help_for = advanced, help_for  # type: ignore[attr-defined]
-        file_options = {name for name, option in options.items() if option.kept}
-        command.file_options = file_options | {"help_all"}  # type: ignore[attr-defined]
+        command.file_options = {  # type: ignore[attr-defined]
+            name: owner for owner in owners.values() for name, option in options_of(owner).items() if option.kept
+        }
         return command
 
     return decorate

@@ -3,6 +3,7 @@
 Text is safe for a terminal: no markup, no control characters, and errors on one line. The streams redact secrets.
 """
 
+import dataclasses
 import json
 import logging
 import re
@@ -120,6 +121,10 @@ class Output:
             return
         for line in lines:
             self.stdout.print(line)
+
+    def schema(self, content: Mapping[str, Any]) -> None:
+        """Print a JSON Schema, also without --json."""
+        dataclasses.replace(self, as_json=True).result(content)
 
     def note(self, text: RenderableType) -> None:
         """Print progress or a remark."""

@@ -13,17 +13,17 @@ LONGEST = 10**10
 _UNITS = {"": 1, "k": 1024, "m": 1024 * 1024}
 
 
-_LENGTH = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kKmM]?)\s*")
+LENGTH = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kKmM]?)\s*")
 
 
 def looks_like_length(text: str) -> bool:
     """Return whether a text has the form of a number of tokens."""
-    return _LENGTH.fullmatch(text) is not None
+    return LENGTH.fullmatch(text) is not None
 
 
 def parse_length(text: str) -> int:
     """Parse a number of tokens; k is 1024 and M is 1024 k."""
-    match = _LENGTH.fullmatch(text)
+    match = LENGTH.fullmatch(text)
     value = float(match[1]) * _UNITS[match[2].lower()] if match else 0.0
     check_length(value)
     if value < 1 or value != int(value):

@@ -21,6 +21,7 @@ from ctxext.redaction import shorten
 
 MAGIC = b"GGUF"
 ALIGNMENT_KEY = "general.alignment"
+FILE_TYPE_KEY = "general.file_type"
 _VERSIONS = (2, 3)
 _USUAL_ALIGNMENT = 32
 _STRING, _ARRAY = 8, 9
@@ -40,6 +41,14 @@ _SIZES: Mapping[int, tuple[str, int, int]] = {
     **{39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36)},
 }
 """Name, weights per block and bytes per block, by the number of a tensor's type."""
+FILE_TYPES: Mapping[int, str] = {
+    **dict(enumerate(("F32", "F16", "Q4_0", "Q4_1"))),
+    **dict(enumerate(("Q8_0", "Q5_0", "Q5_1", "Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L", "Q4_K_S", "Q4_K_M"), 7)),
+    **dict(enumerate(("Q5_K_S", "Q5_K_M", "Q6_K", "IQ2_XXS", "IQ2_XS", "Q2_K_S", "IQ3_XS", "IQ3_XXS", "IQ1_S"), 16)),
+    **dict(enumerate(("IQ4_NL", "IQ3_S", "IQ3_M", "IQ2_S", "IQ2_M", "IQ4_XS", "IQ1_M", "BF16"), 25)),
+    **dict(enumerate(("TQ1_0", "TQ2_0", "MXFP4_MOE", "NVFP4", "Q1_0", "Q2_0"), 36)),
+}
+"""Names of the types of a whole file, by their number in `general.file_type` (`llama_ftype` of llama.cpp)."""
 _MOST_HEADER = 1 << 28
 _MOST_VALUES, _MOST_TENSORS = 1 << 16, 1 << 20
 """Maximum counts of values and tensors, because each needs many times its bytes in memory."""

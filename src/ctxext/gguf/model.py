@@ -18,7 +18,7 @@ from ctxext.errors import CtxextError
 from ctxext.files.length import format_length
 from ctxext.files.strict import parse_json
 from ctxext.gguf import SUFFIX, part_paths
-from ctxext.gguf.header import F32, Header, Tensor, read_header, shorten_value
+from ctxext.gguf.header import F32, FILE_TYPE_KEY, FILE_TYPES, Header, Tensor, read_header, shorten_value
 from ctxext.recipes.encodings.rotary import Rotary
 from ctxext.recipes.model_config import ModelConfig, model_config
 from ctxext.recipes.recipe import plain_config, recipe_from_dict
@@ -171,9 +171,14 @@ class GgufModel:
         return tuple(part.path for part in self.files)
 
     @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors of all files."""
+        return tuple(tensor for part in self.files for tensor in part.header.tensors)
+
+    @property
     def num_tensors(self) -> int:
         """Number of tensors in all files."""
-        return sum(len(part.header.tensors) for part in self.files)
+        return len(self.tensors)
 
     @property
     def lacks_original(self) -> bool:
@@ -546,13 +551,28 @@ def rotation_in_llama_cpp(files: Sequence[Part], architecture: Architecture) -> 
     return mixed, attention
 
 
+def quantization(model: GgufModel) -> str:
+    """Return the name of the quantization: that of the file type, as in file names, such as "Q4_K_M".
+
+    Files of one type contain several types of tensors. Without a known file type, return the one with most bytes.
+    """
+    kind = model.header.get(FILE_TYPE_KEY)
+    return FILE_TYPES[kind] if type(kind) is int and kind in FILE_TYPES else _most_frequent_type(model)
+
+
+def _most_frequent_type(model: GgufModel) -> str:
+    """Return the tensor type with most bytes."""
+    sizes: dict[str, int] = {}
+    for tensor in model.tensors:
+        sizes[tensor.type_name] = sizes.get(tensor.type_name, 0) + tensor.size
+    return max(sizes, key=lambda name: sizes[name]) if sizes else "no tensors"
+
+
 def describe(model: GgufModel) -> str:
     """Describe the model in a few words: "llama, 135.0M parameters, Q4_1, 8k tokens"."""
-    sizes: dict[str, int] = {}
-    count = 0
-    for tensor in (tensor for part in model.files for tensor in part.header.tensors):
-        sizes[tensor.type_name] = sizes.get(tensor.type_name, 0) + tensor.size
-        count += math.prod(tensor.shape)
-    most = max(sizes, key=lambda name: sizes[name]) if sizes else "no tensors"
+    count = sum(math.prod(tensor.shape) for tensor in model.tensors)
+    name, most = quantization(model), _most_frequent_type(model)
+    if not name.startswith(most):  # Rows of 640 weights, for example, do not fit the blocks of K types.
+        name += f" (most bytes in {most})"
     length = format_length(model.model.encoding.claimed_length)
-    return f"{model.architecture.name}, {count / 1e6:.1f}M parameters, {most}, {length} tokens"
+    return f"{model.architecture.name}, {count / 1e6:.1f}M parameters, {name}, {length} tokens"

@@ -8,7 +8,7 @@ from ctxext.errors import CtxextError
 from ctxext.files.content import Progress
 from ctxext.gguf.convert import check_rotation
 from ctxext.gguf.header import Header, Tensor, read_header
-from ctxext.gguf.model import FACTORS, RECIPE_KEY, TENSORS_KEY, GgufModel, open_gguf
+from ctxext.gguf.model import FACTORS, RECIPE_KEY, TENSORS_KEY, GgufModel, open_gguf, quantization
 from ctxext.recipes.recipe import recipe_from_dict
 
 _PIECE = 1 << 22
@@ -89,7 +89,7 @@ def _tensors(model: GgufModel, source: GgufModel, progress: Progress | None) -> 
                 progress("Comparing tensors", count + len(different), len(header.tensors))
     if different:
         return GgufCheck("tensors", False, f"different from the source: {', '.join(sorted(different)[:5])}")
-    return GgufCheck("tensors", True, f"{count} tensors identical to the source")
+    return GgufCheck("tensors", True, f"{count} tensors ({quantization(model)}) identical to the source")
 
 
 def _digest(path: Path, header: Header, tensor: Tensor) -> tuple[str, int, tuple[int, ...]]:

@@ -169,7 +169,9 @@ class Reaching(Method):
     example: ClassVar[Mapping[str, Any]] = {"factor": 4}
 
     factor: float | None = param(None, help="Scaling factor of the context length.", min=1.0)
-    target_length: int | None = param(None, help="The new context length in tokens, for example 32k.", min=1)
+    target_length: int | None = param(
+        None, help="The new context length in tokens, for example 32k.", kind="length", min=1
+    )
 
     def reference_length(self, encoding: Encoding) -> int:
         """Return the length in tokens that the factor multiplies: by default the original context length."""

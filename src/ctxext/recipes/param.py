@@ -5,14 +5,11 @@ The command line, the recipe files, the docs page and the search space are all r
 
 import dataclasses
 import typing
-from typing import Any
+from typing import Any, ClassVar
 
 from ctxext.errors import CtxextError
 from ctxext.files.length import parse_length
 from ctxext.options import Option, declare, is_optional, option_of, value_type
-
-_LARGEST = 1e30
-"""Largest value, so that all results stay finite; the same as for untrusted files."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,6 +24,7 @@ class Parameter(Option):
 
     search: tuple[Any, ...] = ()
     usual: Any = None
+    largest: ClassVar[float] = 1e30  # The same as for untrusted files.
 
 
 def param(default: Any = dataclasses.MISSING, **settings: Any) -> Any:
@@ -107,7 +105,7 @@ def check_value(owner: type, label: str, field: "dataclasses.Field[Any]", value:
         rows = value if isinstance(value, list | tuple) else [value]
         return tuple(_check_numbers(option, row, typing.get_args(inner)[0]) for row in rows)
     else:
-        if isinstance(value, str) and field.name.endswith("_length"):
+        if isinstance(value, str) and declared.kind == "length":
             value = parse_length(value)
         value = _check_number(option, value, expected)
     if declared.choices and value not in declared.choices:
@@ -119,8 +117,8 @@ def check_value(owner: type, label: str, field: "dataclasses.Field[Any]", value:
 
 def _check_number(option: str, value: Any, expected: type) -> Any:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not abs(value) <= _LARGEST:  # Also false for NaN.
-        raise CtxextError(f'{option} must be a finite number of at most {_LARGEST:g}, not "{value}".')
+    if not is_number or not abs(value) <= Parameter.largest:  # Also false for NaN.
+        raise CtxextError(f'{option} must be a finite number of at most {Parameter.largest:g}, not "{value}".')
     if expected is int and value != int(value):
         raise CtxextError(f'{option} must be a whole number, not "{value}".')
     return expected(value)

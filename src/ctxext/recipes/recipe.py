@@ -24,7 +24,7 @@ from ctxext.recipes.model_config import ModelConfig
 from ctxext.recipes.param import parameter_of
 from ctxext.recipes.registry import method_named
 
-_FILE_KEYS = ("description", "source", "steps")
+FILE_KEYS = ("description", "source", "steps")
 
 
 @dataclass(frozen=True)
@@ -330,9 +330,9 @@ def recipe_from_dict(content: Any, place: str) -> Recipe:
     """Build a recipe from a file's content."""
     if not isinstance(content, Mapping) or not isinstance(content.get("steps"), list):
         raise CtxextError(f'"{place}" is not a recipe: it has no list of "steps".')
-    unknown = [str(key) for key in content if key not in _FILE_KEYS]
+    unknown = [str(key) for key in content if key not in FILE_KEYS]
     if unknown:
-        raise CtxextError(f'"{place}": unknown key "{unknown[0]}".', hint=f"Known keys: {', '.join(_FILE_KEYS)}.")
+        raise CtxextError(f'"{place}": unknown key "{unknown[0]}".', hint=f"Known keys: {', '.join(FILE_KEYS)}.")
     steps = [step_from_dict(entry, f"{place}, step {number}") for number, entry in enumerate(content["steps"], 1)]
     return Recipe(steps, str(content.get("description", "")), str(content.get("source", "")))
 

@@ -16,6 +16,7 @@ from ctxext.checkpoint.opening import Checkpoint
 from ctxext.converters.plan import already_extended
 from ctxext.errors import CtxextError, NothingMeasuredError
 from ctxext.files.content import sha256_of
+from ctxext.files.json_schema import RECIPE, schema_line
 from ctxext.files.length import format_length
 from ctxext.files.offline import forbid_network
 from ctxext.files.output_directory import write_whole
@@ -202,7 +203,7 @@ def _write_result(
         files.append(out)
         comments = "".join(f"# {line}\n" for line in format_results(checked))
         text = yaml.safe_dump(recipe.to_dict(), sort_keys=False, allow_unicode=True, width=120)
-        write_whole(out, f"{comments}{text}".encode())
+        write_whole(out, f"{schema_line(RECIPE)}{comments}{text}".encode())
     elif out is not None:
         out.unlink(missing_ok=True)  # This search does not recommend the recipe that it was to replace.
     return SearchResult(recipe, state, checked, tuple(files))
