@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ctxext.models.model import LoadedModel
     from ctxext.tasks.base import Work
 
-_OWN_ATTENTION = 1.6
+_OWN_ATTENTION = 1.2
 """Estimated ratio of the time of a method with modeling code to that of the unmodified model."""
 _MINUTE = 60
 _PROBED = 2048
