@@ -83,7 +83,7 @@ def comparison_tables(report: "Report", width: int) -> Iterator[RenderableType]:
     yield from heat_maps(report, width)
     yield Text()
     rows = report["comparison"]["models"]
-    columns = ("against stock", "found %", "loss beyond", "cost inside", "time", "memory")
+    columns = ("method", "found %", "loss beyond", "cost inside", "time", "memory")
     costs = tabulate_costs([row for row in rows if not row["refused"]], _format_half)
     yield results_table(costs.select(columns), no_wrap=True, strong=report["comparison"]["taken"])
     if (losses := tabulate_losses(rows, _format_half)).rows:

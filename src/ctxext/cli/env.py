@@ -4,11 +4,9 @@ import os
 import platform
 from typing import Any
 
-from rich.table import Table
-
 from ctxext.checkpoint.loading import find_accelerator
 from ctxext.cli.options import takes_options
-from ctxext.cli.output import Output, bold
+from ctxext.cli.output import Output, bold, label_table
 from ctxext.files.packages import NEWEST, OLDEST, TESTED_TORCH, installed_version, untested_notice
 from ctxext.version import __version__
 
@@ -44,7 +42,7 @@ def env(*, output: Output) -> None:
         "accelerators": ", ".join(accelerators) or "none",
         "hub cache": HF_HUB_CACHE,
     }
-    table = Table.grid(padding=(0, 2))
+    table = label_table()
     for key, value in facts.items():
         table.add_row(bold(key), str(value))
     output.result(facts, table)
