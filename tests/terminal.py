@@ -27,6 +27,7 @@ class Shown:
         code: The exit code.
         raw: Everything that was written.
         silence: The longest time without a change of the text, in seconds.
+        work: The processor time of the command in that time, which another load of the machine does not change.
         before: The line that stood still for so long.
         seconds: The duration of the command.
         processor: Its processor time in seconds, with that of its processes.
@@ -35,6 +36,7 @@ class Shown:
     code: int
     raw: str
     silence: float
+    work: float
     before: str
     seconds: float
     processor: float
@@ -63,6 +65,12 @@ class Shown:
                 screen[row] = line[:column] + token + line[column + len(token) :]
                 column += len(token)
         return [line.strip() for line in screen if line.strip()]
+
+
+def _processor_time(process: int) -> float:
+    """Return the processor time of a process in seconds, without that of its children."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def watch(
@@ -96,7 +104,8 @@ def watch(
         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
     )
     os.close(theirs)
-    raw, last, changed_at, silence, is_interrupted = "", "", started, (0.0, ""), False
+    raw, last, changed_at, silence, is_interrupted = "", "", started, (0.0, 0.0, ""), False
+    worked = 0.0
     while True:
         ready, _, _ = select.select([ours], [], [], 0.1)
         content = b""
@@ -108,9 +117,10 @@ def watch(
         raw += text
         changed = [line for line in re.split(r"[\r\n]+", _STYLE.sub("", text)) if line.strip() and line != last]
         if changed or (ready and not content):
+            work = _processor_time(process.pid)
             if changed_at - started < first:
-                silence = max(silence, (now - changed_at, last))
-            changed_at, last = now, changed[-1] if changed else last
+                silence = max(silence, (now - changed_at, work - worked, last))
+            changed_at, worked, last = now, work, changed[-1] if changed else last
         if interrupt_at and not is_interrupted and interrupt_at in _STYLE.sub("", raw):
             is_interrupted = True
             os.killpg(process.pid, signal.SIGINT)

@@ -46,6 +46,7 @@ def test_something_changes_every_few_seconds(words, place):
     shown = watch(words.split(), place)
     assert shown.code == 0, shown.lines[-5:]
     assert shown.silence <= MOST, shown.before
+    assert shown.work <= 3, shown.before
 
 
 @pytest.mark.thorough

@@ -46,11 +46,11 @@ def compare(
 
     ctxext compare my-model --target-length 32k --task needle,kv --samples 50 --out report --resume
     """
-    from ctxext.compare.run import compare as run
-
     out = place.folder()
     launch.start(out)
     with resumable(out, output), output.progress("comparing") as progress:
+        from ctxext.compare.run import compare as run  # Imports torch, which takes seconds.
+
         report = run(
             source,
             options=options,

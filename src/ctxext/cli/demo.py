@@ -50,11 +50,12 @@ def demo(
         )
     )
     from ctxext.cli.compare import comparison_tables
-    from ctxext.compare.run import compare
 
     lengths, place = (trained, _TIMES * trained), out / "report"
     output.note(f"5 depths × {samples} needles at {lengths[0]} and {lengths[1]} tokens")
     with output.progress("comparing", stopped="") as progress:
+        from ctxext.compare.run import compare  # Imports torch, which takes seconds.
+
         report = compare(
             "demo",
             target_length=lengths[1],

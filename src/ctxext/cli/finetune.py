@@ -133,13 +133,13 @@ def finetune(
         held_out = dataclasses.replace(chosen, words=(measured.eval_data,), split=None)
         held_out.reader(training)  # Raises if the data cannot be read, in a dry run too.
     if dry_run:
-        from ctxext.finetune.dry_run import plan_training
-
         with warnings.catch_warnings():
             # As during training: these come from transformers and peft, not from the user.
             warnings.filterwarnings("ignore", category=FutureWarning)
-            reader = chosen.reader(training)
             with output.progress("estimating memory and time", stopped="") as progress:
+                from ctxext.finetune.dry_run import plan_training  # Imports torch, which takes seconds.
+
+                reader = chosen.reader(training)
                 plan = plan_training(
                     model,
                     reader,

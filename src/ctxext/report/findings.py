@@ -54,8 +54,8 @@ def _describe_retrieval(name: str, tasks: Sequence[str], models: Sequence[dict[s
         if any(shortest <= (model["trained_length"] or 0) for model in models):
             easier = " or ".join(dict.fromkeys(option for task in tasks if (option := RETRIEVAL_TASKS[task].easier)))
             sentence += (
-                f" {shortest} tokens are within the original context length, so the model cannot do this task at all, "
-                f"and its scores do not measure the context.{f' Use {easier}.' if easier else ''}"
+                f" {shortest} tokens are within the original context length, so the model probably cannot do this "
+                f"task at all, and its scores do not measure the context.{f' Use {easier}.' if easier else ''}"
             )
         return sentence
     length = max(reached)
