@@ -291,7 +291,9 @@ def write_merged(
 
     def report(_: str, done: int, __: int) -> None:
         if progress is not None:
-            progress("merging", min(begun + done, total), total)  # The total does not include growth of the header.
+            progress(
+                "writing tensors", min(begun + done, total), total
+            )  # The total does not include growth of the header.
 
     weights = {}
     for path, listed in tensors.items():
