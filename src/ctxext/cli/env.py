@@ -23,25 +23,26 @@ def env(*, output: Output) -> None:
     Examples:
     ctxext env
     """
-    import torch
-    from huggingface_hub.constants import HF_HUB_CACHE
+    with output.progress("reading versions and devices", stopped=""):
+        import torch
+        from huggingface_hub.constants import HF_HUB_CACHE
 
-    kind = find_accelerator()
-    module: Any = torch.get_device_module(kind) if kind else None
-    accelerators = [kind] if kind else []
-    if hasattr(module, "get_device_name"):
-        accelerators = [module.get_device_name(index) for index in range(module.device_count())]
-    facts = {
-        "ctxext": __version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        **{name: installed_version(name) or "not installed" for name in _PACKAGES},
-        "tested transformers": f"{OLDEST} to {NEWEST}",
-        "tested torch": " and ".join(TESTED_TORCH),
-        "processor": f"{os.cpu_count()} cores, {torch.get_num_threads()} torch threads",
-        "accelerators": ", ".join(accelerators) or "none",
-        "hub cache": HF_HUB_CACHE,
-    }
+        kind = find_accelerator()
+        module: Any = torch.get_device_module(kind) if kind else None
+        accelerators = [kind] if kind else []
+        if hasattr(module, "get_device_name"):
+            accelerators = [module.get_device_name(index) for index in range(module.device_count())]
+        facts = {
+            "ctxext": __version__,
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            **{name: installed_version(name) or "not installed" for name in _PACKAGES},
+            "tested transformers": f"{OLDEST} to {NEWEST}",
+            "tested torch": " and ".join(TESTED_TORCH),
+            "processor": f"{os.cpu_count()} cores, {torch.get_num_threads()} torch threads",
+            "accelerators": ", ".join(accelerators) or "none",
+            "hub cache": HF_HUB_CACHE,
+        }
     table = label_table()
     for key, value in facts.items():
         table.add_row(bold(key), str(value))
