@@ -18,7 +18,7 @@ from affected import find_affected_tests  # noqa: E402
 FILES = sorted(PACKAGE.rglob("*.py"))
 # A package may import itself and those before it. The portable code imports none of them.
 LAYERS = (
-    *("version", "notebook", "redaction", "errors", "options", "files", "data"),
+    *("version", "notebook", "redaction", "errors", "options", "files", "console", "data"),
     *("checkpoint", "recipes", "methods", "verify", "converters", "gguf", "server", "engines"),
     *("models", "served", "tasks", "report", "evaluate"),
     *("compare", "search", "demo", "merge", "finetune", "publish", "api", "cli"),

@@ -316,7 +316,7 @@ LONG_TASKS = ("passkey", "needle", "kv-number", "documents-fact")
 dtypes = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 factor = 4.0
 schedules: dict[str, dict[str, object]] = {
-    "stock": {"rope_type": "default", "rope_theta": 10000.0},
+    "unmodified": {"rope_type": "default", "rope_theta": 10000.0},
     "pi": {"rope_type": "linear", "rope_theta": 10000.0, "factor": factor},
     "ntk": {"rope_type": "default", "rope_theta": 10000.0 * factor ** (options.head_dim / (options.head_dim - 2))},
     "yarn": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": factor, "original_max_position_embeddings": WINDOW},
@@ -339,10 +339,10 @@ def measure(schedule: str, dtype: str, length: int, names: Iterable[str], sample
 
 
 for length in (256, WINDOW):
-    measure("stock", "float32", length, TASKS, 100)
-measure("stock", "bfloat16", WINDOW, TASKS, 100)
+    measure("unmodified", "float32", length, TASKS, 100)
+measure("unmodified", "bfloat16", WINDOW, TASKS, 100)
 for length in (1024, 2048):
-    measure("stock", "float32", length, LONG_TASKS, 10)
+    measure("unmodified", "float32", length, LONG_TASKS, 10)
 for schedule in ("yarn", "ntk", "pi"):
     for length in (2048, WINDOW):
         measure(schedule, "float32", length, LONG_TASKS, 10)

@@ -65,7 +65,7 @@ SEARCH = (
 )
 PUSH = (
     *("push", "out", "me/name", "--private", "--revision", "v1", "--create-pr", "--message", "Longer"),
-    *("--report", "there", "--adapter", "--base", "me/base", "--no-verify", "--token", TOKEN),
+    *("--report", "there", "--adapter", "--base", "me/base", "--license", "mit", "--no-verify", "--token", TOKEN),
 )
 VERIFY = (
     *("verify", "out", "--against", "some", "--no-load", "--trust-remote-code", "--engine", "vllm"),
@@ -319,7 +319,7 @@ def test_push(arrived, monkeypatch):
     (folder, name, options), named = arrived(PUSH, "ctxext.publish.push.prepare")
     assert (folder, name) == (Path("out"), "me/name")
     assert callable(named.pop("progress"))
-    assert named == {}, "weights are read"
+    assert named == {}
     assert options == PushOptions(
         private=True,
         revision="v1",
@@ -327,11 +327,13 @@ def test_push(arrived, monkeypatch):
         message="Longer",
         adapter=True,
         base="me/base",
+        license="mit",
         report=Path("there"),
         check=False,
     )
     _, named = arrived((*PUSH, "--dry-run"), "ctxext.publish.push.prepare")
-    assert named == {"read_weights": False}
+    assert callable(named.pop("progress"))
+    assert named == {}, "a dry run verifies the same"
     plan = UploadPlan(Path("out"), (), {}, warnings=("Mind this.",))
     monkeypatch.setattr(import_module("ctxext.publish.push"), "prepare", lambda *given, **more: plan)
     given, named = arrived(PUSH, "ctxext.publish.push.send")
@@ -475,9 +477,8 @@ def test_finetune(arrived, monkeypatch, expected):
     assert options == TrainingOptions(**expected)
     assert chosen == TrainingData(("a.txt:0.7", "b.txt:0.3"), "text", "body", "mine", True)
     assert named.pop("eval_data") == TrainingData(("c.txt",), "text", "body", None, True)
-    reporter = named.pop("reporter")
-    assert callable(reporter.progress)
-    assert callable(reporter.notify)
+    assert callable(named.pop("progress"))
+    assert callable(named.pop("notify"))
     flags = dict.fromkeys(("resume", "overwrite", "overwrite_anything"), True)
     assert named == {"run": RunOptions(**GIVEN, **flags, merge=False)}
     assert planned == []
@@ -489,7 +490,7 @@ def test_finetune(arrived, monkeypatch, expected):
     assert planned == [(["some"], asked, Loading(**GIVEN))]
     (model, reader, options), named = arrived((*FINETUNE, *words, "--dry-run"), "ctxext.finetune.dry_run.plan_training")
     assert (model, reader, options) == ("some", (chosen, options), TrainingOptions(**expected))
-    assert callable(named.pop("notify"))
+    assert callable(named.pop("reporter").notify)
     assert named == {**GIVEN, "merge": False}
 
 

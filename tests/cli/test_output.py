@@ -9,7 +9,8 @@ from rich.color import ColorSystem
 from rich.progress import Progress
 from rich.text import Text
 
-from ctxext.cli.output import Output, SafeConsole, print_error, time_left_column
+from ctxext.cli.output import Output, print_error
+from ctxext.console import SafeConsole, time_left_column
 from ctxext.errors import CtxextError
 from ctxext.redaction import RedactedStream
 from small_llama import change_json
@@ -60,11 +61,11 @@ def test_every_stage_prints_a_line_at_its_start(capsys):
         for label, done in (("one", 0), ("one", 1), ("one", 3), ("two", 0), ("two", 0), ("three", 0)):
             advance(label, done, 3)
     assert capsys.readouterr().err.splitlines() == [
-        "converting one 0 %",
-        "converting one 30 %",
-        "converting one 100 %",
-        "converting two 0 %",
-        "converting three 0 %",
+        "converting: one 0 %",
+        "converting: one 30 %",
+        "converting: one 100 %",
+        "converting: two 0 %",
+        "converting: three 0 %",
     ]
 
 

@@ -36,7 +36,7 @@ def test_what_does_not_apply_is_there_with_its_reason(demo):
     with pytest.raises(CtxextError, match='no method "yarm"'):
         candidates_of(demo, ("yarm",), 2048)
     with pytest.raises(CtxextError, match="reserved for the unmodified"):
-        candidates_of(demo, {"stock": Yarn(factor=2)}, 2048)
+        candidates_of(demo, {"unmodified": Yarn(factor=2)}, 2048)
 
 
 def test_presets_files_and_recipes_of_a_user(demo, tmp_path):

@@ -71,7 +71,7 @@ def test_the_same_cells_as_convert_and_eval(tmp_path):
     assert "| self-extend |" in text
     lines = [json.loads(line) for line in (tmp_path / "out" / "bench.jsonl").read_text().splitlines()]
     assert [line["method"] for line in lines] == [STOCK, *METHODS]
-    assert lines[1]["time_against_stock"] == report["comparison"]["models"][1]["time"] > 0
+    assert lines[1]["time_against_unmodified"] == report["comparison"]["models"][1]["time"] > 0
     for line, model in zip(lines, report["models"], strict=True):
         (cell,) = line["cells"]
         assert (cell["questions"], cell["share"]) == (4, sum(each["correct"] for each in model["cells"]) / 4)
@@ -185,7 +185,7 @@ def test_what_fits_is_estimated_first(tiny, slow, monkeypatch):
     now[0], pace[0] = 0.0, 0.05
     tiny(minutes=6, notify=told.append)
     assert re.match(r"The whole comparison takes about \d+ min; the time limit is 6 min \(--minutes\)\.", told[1])
-    assert re.search(r"First: stock, yarn(, self-extend)? at 640 tokens on \d texts?\.", told[1])
+    assert re.search(r"First: unmodified, yarn(, self-extend)? at 640 tokens on \d texts?\.", told[1])
 
 
 @pytest.mark.thorough
@@ -295,6 +295,6 @@ def test_the_demo_is_a_small_comparison(run, tmp_path):
     assert result.exit_code == 0, result.stderr
     shown = json.loads(result.stdout)
     assert set(shown) == {"samples", "lengths", "exact_match", "shows", "report"}
-    assert list(shown["exact_match"]) == ["stock", "pi", "ntk", "yarn", "mspoe", "mspoe-by-parts"]
+    assert list(shown["exact_match"]) == ["unmodified", "pi", "ntk", "yarn", "mspoe", "mspoe-by-parts"]
     assert {length: len(shares) for length, shares in shown["exact_match"]["yarn"].items()} == {"512": 5, "2048": 5}
     assert (tmp_path / "out" / "report" / "report.html").exists()

@@ -6,7 +6,7 @@ from ctxext.checkpoint.durations import Pace
 from ctxext.compare.schedule import Judgement, Schedule, choose_schedule, list_choices
 from ctxext.evaluate.stages import Stage
 
-NAMES = ("stock", "yarn", "self-extend", "dca")
+NAMES = ("unmodified", "yarn", "self-extend", "dca")
 UNDECIDED = Judgement(frozenset(), is_decided=False, has_answers=True)
 CHOICES = list_choices(8192, 16384)
 

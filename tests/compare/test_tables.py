@@ -17,7 +17,7 @@ def difference(value, half=0.1):
 
 
 STOCK = {
-    **{"name": "stock", "found": {"share": 0.5, "low": 0.4, "high": 0.6}, "refused": None},
+    **{"name": "unmodified", "found": {"share": 0.5, "low": 0.4, "high": 0.6}, "refused": None},
     **{"loss_beyond": 3.14159, "peak": 12.34e9},
 }
 YARN = {
@@ -29,23 +29,23 @@ TABLE = {"name": "table", "refused": "no learned | table"}
 
 
 def report():
-    records = [answers("stock", 256, depth, [1, right]) for depth, right in ((0.0, 1), (1.0, 0))]
+    records = [answers("unmodified", 256, depth, [1, right]) for depth, right in ((0.0, 1), (1.0, 0))]
     content = {"source": "demo", "target_length": 512, "confidence": 0.95, "models": [STOCK, YARN, TABLE]}
     content |= {"taken": "yarn", "verdict": "Use yarn."}
-    made = report_of([facts("stock"), facts("yarn")], [*records, answers("yarn", 512, 0.0, [1])])
+    made = report_of([facts("unmodified"), facts("yarn")], [*records, answers("yarn", 512, 0.0, [1])])
     return {**made, "comparison": content}
 
 
 def test_scores_by_length_and_depth():
     table = tabulate_scores(heat_map(report()["models"], "needle"))
     assert table.head == ["needle, %", "256 tokens", "512 tokens"]
-    assert table.rows == [["stock", "**75** (1–99): 100 50", "–"], ["yarn", "–", "**100** (21–100): 100"]]
+    assert table.rows == [["unmodified", "**75** (1–99): 100 50", "–"], ["yarn", "–", "**100** (21–100): 100"]]
 
 
 def test_costs_of_the_unmodified_model_and_of_a_method():
     table = tabulate_costs([STOCK, YARN], format_difference)
     assert len(table.head) == len(table.rows[0]) == len(table.rows[1])
-    assert table.rows[0] == ["stock", "", "3.142", "", "", "12.3 GB", ""]
+    assert table.rows[0] == ["unmodified", "", "3.142", "", "", "12.3 GB", ""]
     assert table.rows[1] == ["yarn", "+12 (+2 to +22)", format_difference(YARN["beyond"]), "–", "× 1.50", "–", "vLLM"]
     assert tabulate_costs([{**STOCK, "loss_beyond": None, "peak": None}], format_difference).rows[0][2:6] == [
         "–",
@@ -68,7 +68,7 @@ def test_both_places_show_the_same_rows():
         console.print(part)
     terminal = console.file.getvalue()
     assert "| yarn | +12 (+2 to +22) | -0.500 (-0.600 to -0.400) | – | × 1.50 | – | vLLM |" in page
-    assert "| stock | " not in page.split("against stock", 1)[1]
+    assert "| unmodified | " not in page.split("| method |", 1)[1]
     assert page.endswith("- table does not apply: no learned &#124; table\n")
     assert "-0.500 ± 0.100" in terminal
     assert "-0.200 ± 0.100" in terminal

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ctxext.compare.candidates import Candidate
+from ctxext.compare.candidates import STOCK, Candidate
 from ctxext.compare.schedule import Judgement
 from ctxext.compare.verdict import ModelResults, collect_results, compare_results, judge_results
 from ctxext.evaluate.run import Missed
@@ -20,7 +20,7 @@ EXACT = SimpleNamespace(to_dict=lambda: {"engine": "vLLM", "status": "exact", "a
 def cells(model, share, length=TARGET, samples=range(TEXTS)):
     """Two depths of every text: that many texts of all are answered, first to last."""
     right = [int(sample < share * TEXTS) for sample in samples]
-    seconds = 2.0 if model == "stock" else 3.0
+    seconds = 2.0 if model == "unmodified" else 3.0
     return [{**answers(model, length, depth, right), "seconds": seconds} for depth in (0.0, 1.0)]
 
 
@@ -51,8 +51,8 @@ def judged(
 ):
     """The comparison that records make."""
     settings = Settings(tasks=("needle", "perplexity", "short"), samples=samples, depths=(0.0, 1.0))
-    models = [facts(name, recipe={"steps": []}, source="stock", context_length=TARGET) for name in names]
-    report = report_of([facts("stock", context_length=TARGET), *models], records, settings)
+    models = [facts(name, recipe={"steps": []}, source="unmodified", context_length=TARGET) for name in names]
+    report = report_of([facts("unmodified", context_length=TARGET), *models], records, settings)
     served = serving or {}
     candidates = [
         Candidate(name, ("--method", name), plan=SimpleNamespace(serving=served.get(name, [EXACT]))) for name in names
@@ -63,12 +63,12 @@ def judged(
         SimpleNamespace(
             info=SimpleNamespace(name=name, trained_length=TRAINED, checkpoint=SimpleNamespace(config={})),
             tasks=(task,),
-            lengths=tuple(length for length in {*lengths, reach} if length <= reach) if name == "stock" else lengths,
+            lengths=tuple(length for length in {*lengths, reach} if length <= reach) if name == STOCK else lengths,
             settings=settings,
             documents=(),
             measured_lengths=[TARGET] * 2 * samples,
         )
-        for name in ("stock", *names)
+        for name in ("unmodified", *names)
     ]
     return compare_results(report, records, candidates, plans, missed, minutes)
 
@@ -81,7 +81,7 @@ def test_a_bucket_that_begins_at_the_length_counts_as_longer():
 
 
 def test_the_significantly_better_method_is_chosen():
-    content = judged(cells("stock", 0.0) + cells("yarn", 0.5) + cells("dca", 1.0), refused=("pi",))
+    content = judged(cells("unmodified", 0.0) + cells("yarn", 0.5) + cells("dca", 1.0), refused=("pi",))
     assert (content["taken"], content["nearest"]) == ("dca", "dca")
     _, yarn, dca, pi = content["models"]
     assert dca["found"]["share"] == 1.0
@@ -90,7 +90,7 @@ def test_the_significantly_better_method_is_chosen():
     assert 0 < yarn["against"]["low"] < yarn["against"]["difference"] == 0.5 < yarn["against"]["high"]
     assert yarn["time"] == 1.5
     assert (pi["refused"], pi["convert"]) == ("it has no rope.", ["--method", "pi"])
-    taken = "Use dca: it answers 100 % (83–100) of the questions beyond 512 tokens, stock 0 % (0–17)."
+    taken = "Use dca: it answers 100 % (83–100) of the questions beyond 512 tokens, the unmodified model 0 % (0–17)."
     assert taken in content["verdict"]
     assert "Engines: vLLM" in content["verdict"]
     assert "yarn" not in content["verdict"], "it is surely behind"
@@ -100,7 +100,7 @@ def test_lengths_without_failures_do_not_hide_a_difference():
     """As on the demo: at 512 and 1024 tokens nothing fails, at 2048 ntk finds half."""
     fillers = ("m3", "m4", "m5", "m6", "m7")
     names, lengths = ("ntk", "self-extend", *fillers), (TRAINED, 2 * TRAINED, TARGET)
-    shares = {"stock": (1.0, 0.5, 0.0), "ntk": (1.0, 1.0, 0.5), "self-extend": (1.0, 1.0, 1.0)}
+    shares = {"unmodified": (1.0, 0.5, 0.0), "ntk": (1.0, 1.0, 0.5), "self-extend": (1.0, 1.0, 1.0)}
     shares |= dict.fromkeys(fillers, (1.0, 0.5, 0.0))
     records = [
         line
@@ -108,41 +108,41 @@ def test_lengths_without_failures_do_not_hide_a_difference():
         for length, share in zip(lengths, of_model, strict=True)
         for line in cells(name, share, length)
     ]
-    read = documents("stock", 5.0) + documents("ntk", 2.0) + documents("self-extend", 2.0, inside=1.01)
+    read = documents("unmodified", 5.0) + documents("ntk", 2.0) + documents("self-extend", 2.0, inside=1.01)
     content = judged(records + read, names, lengths=lengths)
     assert content["taken"] == "self-extend"
     assert "ntk" not in content["verdict"], "it is surely behind, though cheaper inside"
-    assert "answers 100 % (92–100) of the questions beyond 512 tokens, stock 25 %" in content["verdict"]
+    assert "answers 100 % (92–100) of the questions beyond 512 tokens, the unmodified model 25 %" in content["verdict"]
 
 
 def test_results_within_the_original_length_do_not_decide_if_longer_were_planned():
     lengths = (TRAINED, TARGET)
     content = judged(
-        cells("stock", 0.0, TRAINED) + cells("yarn", 1.0, TRAINED) + cells("stock", 0.5) + cells("yarn", 0.5),
+        cells("unmodified", 0.0, TRAINED) + cells("yarn", 1.0, TRAINED) + cells("unmodified", 0.5) + cells("yarn", 0.5),
         ("yarn",),
         lengths=lengths,
     )
     assert content["taken"] is None
-    unreached = judged(cells("stock", 0.0, TRAINED) + cells("yarn", 1.0, TRAINED), ("yarn",), lengths=lengths)
+    unreached = judged(cells("unmodified", 0.0, TRAINED) + cells("yarn", 1.0, TRAINED), ("yarn",), lengths=lengths)
     assert unreached["taken"] is None
     assert unreached["verdict"].startswith("No method was measured beyond 512 tokens.")
     only_inside = judged(
-        cells("stock", 0.0, TRAINED) + cells("yarn", 1.0, TRAINED), ("yarn",), lengths=(TRAINED,), reach=TRAINED
+        cells("unmodified", 0.0, TRAINED) + cells("yarn", 1.0, TRAINED), ("yarn",), lengths=(TRAINED,), reach=TRAINED
     )
     assert only_inside["taken"] == "yarn", "nothing else was asked"
 
 
 def test_the_best_method_at_longer_lengths_is_chosen():
     lengths = (TRAINED, TARGET)
-    records = [cells(name, share, TRAINED) for name, share in (("stock", 1.0), ("yarn", 0.0), ("dca", 1.0))]
-    records += [cells(name, share) for name, share in (("stock", 0.0), ("yarn", 1.0), ("dca", 0.5))]
+    records = [cells(name, share, TRAINED) for name, share in (("unmodified", 1.0), ("yarn", 0.0), ("dca", 1.0))]
+    records += [cells(name, share) for name, share in (("unmodified", 0.0), ("yarn", 1.0), ("dca", 0.5))]
     assert judged([line for of in records for line in of], lengths=lengths)["taken"] == "yarn"
 
 
 def test_a_lower_loss_does_not_make_the_one_that_finds_less_as_good():
     """Neither finds surely more than stock; one finds surely less than the other."""
-    found = cells("stock", 0.5) + cells("yarn", 0.7) + cells("dca", 0.3)
-    read = documents("stock", 5.0) + documents("yarn", 2.0, inside=1.02) + documents("dca", 2.0)
+    found = cells("unmodified", 0.5) + cells("yarn", 0.7) + cells("dca", 0.3)
+    read = documents("unmodified", 5.0) + documents("yarn", 2.0, inside=1.02) + documents("dca", 2.0)
     content = judged(found + read)
     assert content["taken"] == "yarn"
     assert "dca" not in content["verdict"]
@@ -151,8 +151,8 @@ def test_a_lower_loss_does_not_make_the_one_that_finds_less_as_good():
 def test_equal_is_decided_at_the_corrected_confidence():
     """At 95 % a difference in 5 texts of 12 is significant; with seven methods it is not."""
     names = ("yarn", "dca", "m3", "m4", "m5", "m6", "m7")
-    records = cells("stock", 0.0) + cells("yarn", 1.0) + cells("dca", 7 / 12)
-    read = documents("stock", 5.0) + documents("yarn", 2.0, inside=1.05) + documents("dca", 2.0)
+    records = cells("unmodified", 0.0) + cells("yarn", 1.0) + cells("dca", 7 / 12)
+    read = documents("unmodified", 5.0) + documents("yarn", 2.0, inside=1.05) + documents("dca", 2.0)
     few = judged(records + read)
     many = judged(records + read + [line for name in names[2:] for line in cells(name, 0.0)], names)
     assert few["taken"] == "yarn"
@@ -162,7 +162,7 @@ def test_equal_is_decided_at_the_corrected_confidence():
 def test_equal_in_the_loss_is_decided_at_the_corrected_confidence():
     extra = (0.002, 0.004, 0.006, 0.008)
     names = ("yarn", "dca", "m3", "m4", "m5", "m6", "m7")
-    records = documents("stock", 5.0) + documents("yarn", 2.0, inside=1.05)
+    records = documents("unmodified", 5.0) + documents("yarn", 2.0, inside=1.05)
     records += [document("dca", "perplexity", n, 2.0 + 0.01 * n + more, 1.0) for n, more in enumerate(extra)]
     records += [document("dca", "short", n, 2.0, 1.0 + 0.01 * n) for n in range(4)]
     few = judged(records)
@@ -173,8 +173,8 @@ def test_equal_in_the_loss_is_decided_at_the_corrected_confidence():
 def test_of_equal_methods_the_one_with_more_engines_is_chosen():
     other = SimpleNamespace(to_dict=lambda: {"engine": "MLX", "status": "exact", "arguments": "", "remark": ""})
     untried = SimpleNamespace(to_dict=lambda: {"engine": "SGLang", "status": "untried", "arguments": "", "remark": ""})
-    records = cells("stock", 0.0) + cells("yarn", 1.0) + cells("dca", 1.0)
-    read = documents("stock", 5.0) + documents("yarn", 2.0) + documents("dca", 2.0)
+    records = cells("unmodified", 0.0) + cells("yarn", 1.0) + cells("dca", 1.0)
+    read = documents("unmodified", 5.0) + documents("yarn", 2.0) + documents("dca", 2.0)
     for more, fewer in (("yarn", "dca"), ("dca", "yarn")):
         serving = {more: [EXACT, other], fewer: [EXACT, untried, untried]}
         assert judged(records, serving=serving)["taken"] == more
@@ -182,8 +182,8 @@ def test_of_equal_methods_the_one_with_more_engines_is_chosen():
 
 
 def test_of_two_equally_accurate_methods_the_cheaper_is_chosen():
-    found = cells("stock", 0.0) + cells("yarn", 1.0) + cells("dca", 0.92)
-    read = documents("stock", 5.0) + documents("yarn", 2.0, inside=1.02) + documents("dca", 2.1)
+    found = cells("unmodified", 0.0) + cells("yarn", 1.0) + cells("dca", 0.92)
+    read = documents("unmodified", 5.0) + documents("yarn", 2.0, inside=1.02) + documents("dca", 2.1)
     content = judged(found + read)
     assert content["taken"] == "dca"
     assert "Cost at 512 tokens: none." in content["verdict"]
@@ -195,25 +195,25 @@ def test_of_two_equally_accurate_methods_the_cheaper_is_chosen():
 
 
 def test_no_zero_has_a_minus():
-    read = documents("stock", 5.0) + documents("yarn", 2.0, inside=0.9999) + documents("dca", 5.0, inside=0.9999)
-    content = judged(cells("stock", 0.0) + cells("yarn", 1.0) + cells("dca", 1.0) + read)
+    read = documents("unmodified", 5.0) + documents("yarn", 2.0, inside=0.9999) + documents("dca", 5.0, inside=0.9999)
+    content = judged(cells("unmodified", 0.0) + cells("yarn", 1.0) + cells("dca", 1.0) + read)
     assert "Cost at 512 tokens: +0.000 nats per token" in content["verdict"]
     assert "(+0.000)" in content["verdict"]
-    same = judged(documents("stock", 5.0) + documents("yarn", 5.0 - 1e-5) + documents("dca", 5.0))
+    same = judged(documents("unmodified", 5.0) + documents("yarn", 5.0 - 1e-5) + documents("dca", 5.0))
     assert "Closest: yarn, +0.000 (" in same["verdict"]
     assert "-0.000" not in content["verdict"] + same["verdict"]
 
 
 def test_lengths_that_the_unmodified_model_cannot_read_are_not_compared():
-    asked = cells("stock", 1.0, TRAINED) + cells("yarn", 1.0, TRAINED) + cells("yarn", 1.0)
+    asked = cells("unmodified", 1.0, TRAINED) + cells("yarn", 1.0, TRAINED) + cells("yarn", 1.0)
     told = "cannot read more than 512 tokens; at 2048 tokens, methods are compared only with each other."
     assert told in judged(asked, names=("yarn",), reach=TRAINED)["verdict"]
     assert told not in judged(asked, names=("yarn",))["verdict"]
 
 
 def test_without_correct_answers_the_loss_at_longer_lengths_decides():
-    found = cells("stock", 0.0) + cells("yarn", 0.0) + cells("dca", 0.0)
-    content = judged(found + documents("stock", 5.0) + documents("yarn", 2.0) + documents("dca", 4.9))
+    found = cells("unmodified", 0.0) + cells("yarn", 0.0) + cells("dca", 0.0)
+    content = judged(found + documents("unmodified", 5.0) + documents("yarn", 2.0) + documents("dca", 4.9))
     assert content["taken"] == "yarn"
     assert "changes the loss beyond 512 tokens by -3.000" in content["verdict"]
     assert "dca" not in content["verdict"]
@@ -221,14 +221,14 @@ def test_without_correct_answers_the_loss_at_longer_lengths_decides():
 
 def test_a_loss_that_shows_as_zero_is_no_reason():
     """Documents differ by the same, so the interval is as narrow as the difference is small."""
-    content = judged(documents("stock", 4.0) + documents("yarn", 3.9999), names=("yarn",))
+    content = judged(documents("unmodified", 4.0) + documents("yarn", 3.9999), names=("yarn",))
     assert content["models"][1]["beyond"]["high"] < 0
     assert content["taken"] is None
     assert content["verdict"].startswith("No method is significantly better than the unmodified model. Closest: yarn")
 
 
 def test_insignificant_differences_choose_no_method():
-    content = judged(cells("stock", 0.5) + cells("yarn", 0.6) + cells("dca", 0.4))
+    content = judged(cells("unmodified", 0.5) + cells("yarn", 0.6) + cells("dca", 0.4))
     assert (content["taken"], content["nearest"]) == (None, "yarn")
     assert content["verdict"].startswith("No method is significantly better than the unmodified model. Closest: yarn")
     none = judged([])
@@ -237,25 +237,25 @@ def test_insignificant_differences_choose_no_method():
 
 
 def test_a_lower_loss_does_not_outweigh_fewer_correct_answers():
-    read = documents("stock", 5.0) + documents("yarn", 2.0) + documents("dca", 5.0)
-    content = judged(cells("stock", 1.0) + cells("yarn", 0.0) + cells("dca", 1.0) + read)
+    read = documents("unmodified", 5.0) + documents("yarn", 2.0) + documents("dca", 5.0)
+    content = judged(cells("unmodified", 1.0) + cells("yarn", 0.0) + cells("dca", 1.0) + read)
     assert content["taken"] is None
 
 
 def test_two_texts_are_too_few_and_five_are_not():
     few = range(2)
-    content = judged(cells("stock", 0.0, samples=few) + cells("yarn", 1.0, samples=few), ("yarn",), samples=2)
+    content = judged(cells("unmodified", 0.0, samples=few) + cells("yarn", 1.0, samples=few), ("yarn",), samples=2)
     assert content["models"][1]["against"]["difference"] == 1.0
     assert content["taken"] is None
     five = range(5)
-    content = judged(cells("stock", 0.0, samples=five) + cells("yarn", 1.0, samples=five), ("yarn",), samples=5)
+    content = judged(cells("unmodified", 0.0, samples=five) + cells("yarn", 1.0, samples=five), ("yarn",), samples=5)
     assert content["taken"] == "yarn"
 
 
 def test_the_more_methods_the_wider_their_intervals():
     """By hand: 16 of 24 more, and the quantiles of Student's t with 11 degrees of freedom for 95 and 97.5 %."""
     names = ("yarn", "dca", "ntk", "llama3")
-    records = [cells(name, 0.0 if name == "stock" else 2 / 3) for name in ("stock", *names)]
+    records = [cells(name, 0.0 if name == "unmodified" else 2 / 3) for name in ("unmodified", *names)]
     one, four = judged([*records[0], *records[1]], ("yarn",)), judged([line for of in records for line in of], names)
     assert (one["confidence"], four["confidence"]) == pytest.approx((0.95, 0.975))
     halves = [16 / 26 - content["models"][1]["against"]["low"] for content in (one, four)]
@@ -263,7 +263,7 @@ def test_the_more_methods_the_wider_their_intervals():
 
 
 def test_only_texts_that_both_models_read_are_compared():
-    stock = collect_results(cells("stock", 0.0, samples=range(4)), TRAINED)
+    stock = collect_results(cells("unmodified", 0.0, samples=range(4)), TRAINED)
     yarn = collect_results(cells("yarn", 1.0), TRAINED)
     assert yarn.finds_more(stock).texts == 4
     assert yarn.time_ratio(stock) is None, "their records cover other samples"
@@ -276,8 +276,8 @@ def late(model, samples, seconds=30.0):
 
 
 def test_what_did_not_fit_into_the_time_is_reported():
-    read = cells("stock", 0.0, samples=range(5)) + cells("yarn", 1.0, samples=range(5))
-    missed = [*(late(name, range(5, TEXTS)) for name in ("stock", "yarn")), late("dca", range(5))]
+    read = cells("unmodified", 0.0, samples=range(5)) + cells("yarn", 1.0, samples=range(5))
+    missed = [*(late(name, range(5, TEXTS)) for name in ("unmodified", "yarn")), late("dca", range(5))]
     content = judged(read, missed=missed)
     assert content["not_reached"] == [
         "needle: time ran out after 5 of 12 texts at 2048 tokens.",
@@ -289,8 +289,8 @@ def test_what_did_not_fit_into_the_time_is_reported():
 
 def test_what_twice_the_time_would_add():
     """By hand: of 60 s, seven texts of two models take 40 s, and dca the rest."""
-    read = cells("stock", 0.0, samples=range(5)) + cells("yarn", 1.0, samples=range(5))
-    more = [late(name, range(5, TEXTS), 20.0) for name in ("stock", "yarn")]
+    read = cells("unmodified", 0.0, samples=range(5)) + cells("yarn", 1.0, samples=range(5))
+    more = [late(name, range(5, TEXTS), 20.0) for name in ("unmodified", "yarn")]
     content = judged(read, missed=[*more, *more, late("dca", range(5), 20.0)], minutes=1)
     assert content["not_reached"][-1] == "Twice the time (--minutes 2) would add dca and 7 more texts."
     short = judged(read, missed=[*more, late("dca", range(5), 21.0)], minutes=1)
@@ -300,25 +300,25 @@ def test_what_twice_the_time_would_add():
 
 def plans_for(names):
     """Plans of the names, the unmodified model first."""
-    infos = [SimpleNamespace(name=name, trained_length=TRAINED) for name in ("stock", *names)]
+    infos = [SimpleNamespace(name=name, trained_length=TRAINED) for name in ("unmodified", *names)]
     return [SimpleNamespace(info=info, lengths=(TARGET,)) for info in infos]
 
 
 def test_a_clearly_worse_method_is_not_measured_further_and_a_clear_verdict_ends_the_comparison():
     names, few = ("yarn", "dca"), range(4)
-    read = cells("stock", 0.0, samples=few) + cells("yarn", 3.0, samples=few)
+    read = cells("unmodified", 0.0, samples=few) + cells("yarn", 3.0, samples=few)
     judgement = judge_results(read, plans_for(names))
     assert judgement == Judgement(frozenset(), is_decided=False, has_answers=True)
     judgement = judge_results(read + cells("dca", 0.0, samples=few), plans_for(names))
     assert judgement == Judgement(frozenset({"dca"}), is_decided=False, has_answers=True)
-    everything = [line for name, share in (("stock", 0), ("yarn", 1), ("dca", 0)) for line in cells(name, share)]
+    everything = [line for name, share in (("unmodified", 0), ("yarn", 1), ("dca", 0)) for line in cells(name, share)]
     assert not judge_results(everything, plans_for(names)).is_decided, "its cost at short lengths is unknown"
-    everything += documents("stock", 5.0) + documents("yarn", 5.0)
+    everything += documents("unmodified", 5.0) + documents("yarn", 5.0)
     assert judge_results(everything, plans_for(names)).is_decided
 
 
 def test_questions_that_no_model_answers_decide_nothing():
-    read = cells("stock", 0.0) + cells("yarn", 0.0)
+    read = cells("unmodified", 0.0) + cells("yarn", 0.0)
     assert judge_results(read, plans_for(["yarn"])) == Judgement(frozenset(), is_decided=False, has_answers=False)
 
 
@@ -327,12 +327,12 @@ def test_looking_after_each_text_seldom_finds_a_difference_that_is_not_there():
     """300 comparisons of two equal models, 3 to 12 texts of ten questions, about which texts differ."""
     rng, found = random.Random(0), 0
     for _ in range(300):
-        answers = {"stock": {}, "yarn": {}}
+        answers = {"unmodified": {}, "yarn": {}}
         for text in range(12):
             share = rng.uniform(0.1, 0.7)
             for drawn in answers.values():
                 drawn["needle", TARGET, text] = {(depth / 9, text): float(rng.random() < share) for depth in range(10)}
-            yarn, stock = (ModelResults(answers[name], {}, {}, None) for name in ("yarn", "stock"))
+            yarn, stock = (ModelResults(answers[name], {}, {}, None) for name in ("yarn", "unmodified"))
             confidence = 0.999 if text < 11 else 0.95
             if text >= 2 and yarn.finds_more(stock, confidence).low > 0:
                 found += 1

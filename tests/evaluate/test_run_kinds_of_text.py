@@ -81,7 +81,7 @@ def test_compared_by_kind(checkpoint, places, minutes, tmp_path):
     assert {one["texts"] for one in yarn["beyond_by_text"].values()} == {2}
     mean = sum(one["difference"] for one in yarn["beyond_by_text"].values()) / 2
     assert yarn["beyond"]["difference"] == pytest.approx(mean)
-    assert "| loss beyond, against stock | code | prose |" in (tmp_path / "out" / "comparison.md").read_text()
+    assert "| loss beyond, change | code | prose |" in (tmp_path / "out" / "comparison.md").read_text()
 
 
 def test_documents_of_different_kinds_are_not_paired():

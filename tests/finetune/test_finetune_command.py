@@ -167,7 +167,7 @@ def test_a_dry_run_trains_nothing(base, data, tmp_path):
     before = sorted(path.name for path in tmp_path.iterdir())
     result = run("finetune", base, tmp_path / "out", "--data", data, *OPTIONS, "--dry-run")
     assert "memory     about" in result.stdout
-    assert "measuring: two steps of " in result.stderr
+    assert "measuring two steps of " in result.stderr
     assert "time       about" in result.stdout
     content = json.loads(
         run("finetune", base, tmp_path / "out", "--data", data, *OPTIONS, "--dry-run", "--json").stdout

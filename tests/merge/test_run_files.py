@@ -99,7 +99,7 @@ def test_every_file_comes_along_but_weights_in_other_forms_and_an_older_adapter(
     assert load_file(out / "model.safetensors")[QUERY].tolist() == [[1.0] * 4] * 4
     assert (done.folder, done.num_changed, done.num_tensors) == (out, 1, 2)
     size = (model / "model.safetensors").stat().st_size
-    assert seen[-1] == ("merging", size, size)
+    assert seen[-1] == ("writing tensors", size, size)
     assert [done for _, done, _ in seen] == sorted({done for _, done, _ in seen})
     config = json.loads((out / "config.json").read_text())
     assert config["ctxext"]["finetune"]["adapter"] == "adapter"
@@ -168,7 +168,7 @@ def test_a_tie_that_training_cut_is_cut_in_the_configuration_and_in_the_index(tm
     merge(str(model), adapter, out, progress=lambda *given: shown.append(given))
     assert all(done <= total for _, done, total in shown)
     size = (model / "model.safetensors").stat().st_size + (0 if stored else tensors[EMBEDDING].nbytes)
-    assert shown[-1] == ("merging", size, size)
+    assert shown[-1] == ("writing tensors", size, size)
     new = load_file(out / "model.safetensors")
     assert (new[HEAD].mean(), new[EMBEDDING].mean()) == (2, 1)
     assert json.loads((out / "config.json").read_text())["tie_word_embeddings"] is False

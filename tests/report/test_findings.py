@@ -47,7 +47,21 @@ def test_lengths_without_correct_answers_are_reported():
     (sentence,) = findings(asked({"a": {512: (10, 10), 1024: (0, 0)}}))
     assert sentence == "needle at 512 tokens: a finds 100 % (80–100); no correct answers at 1024 tokens."
     (sentence,) = findings(asked({"a": {512: (0, 0)}}))
+    assert sentence == (
+        "needle: no correct answers at any length. 512 tokens are within the original context length, so the model "
+        "probably cannot do this task at all, and its scores do not measure the context. Use --task passkey."
+    )
+    (sentence,) = findings(asked({"a": {1024: (0, 0)}}))
     assert sentence == "needle: no correct answers at any length."
+
+
+def test_a_task_that_a_model_cannot_do_names_an_easier_one():
+    """A small base model cannot copy the UUIDs of kv at any length."""
+    report = asked({"a": {512: (0, 0)}})
+    for cell in report["models"][0]["cells"]:
+        cell["task"] = "kv"
+    (sentence,) = findings(report)
+    assert sentence.endswith("Use --kv-ids number or --task needle.")
 
 
 @pytest.mark.parametrize(("width", "is_told"), [(256, True), (512, False), (1024, False)])

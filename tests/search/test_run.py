@@ -155,7 +155,7 @@ def test_the_demo_gets_a_recipe_file_that_converts(tmp_path, run):
     assert result.exit_code == 0, result.output
     assert f"ctxext convert demo OUT --recipe {out}" in result.stderr
     text = out.read_text()
-    assert text.startswith("# Measured on 10 unseen prompts per length:\n#   stock: loss of an")
+    assert text.startswith("# Measured on 10 unseen prompts per length:\n#   unmodified: loss of an")
     assert load_recipe(str(out)).description.startswith("Found by ctxext search on demo for 1024 tokens; 1 recipes")
     assert yaml.safe_load(text)["steps"][0]["method"] == "yarn"
     converted = run("convert", "demo", tmp_path / "long", "--recipe", out)

@@ -111,7 +111,7 @@ def test_json_is_alone_on_stdout(run, source, tmp_path):
     assert [point["published"] for point in data["published"]] == ["ntk", "yarn"]
     assert sum(one["taken"] for one in data["checked"]["recipes"]) == 1
     assert any(one["published"] for one in data["checked"]["recipes"])
-    assert data["checked"]["stock"]["prompts"] == 10
+    assert data["checked"]["unmodified"]["prompts"] == 10
     assert (tmp_path / "own.db").exists()
     assert data["files"] == [str(tmp_path / "best.png")]
     again = run("search", source, out, *SMALL, "--keep-short", 5, "--resume", "--study", tmp_path / "own.db", "--json")
@@ -137,9 +137,9 @@ def state_of(numbers, stage="trying recipes", seconds=90.4):
 def test_a_log_has_a_line_for_each_new_best_and_no_other():
     output = Output()
     output.stderr = Console(file=io.StringIO(), width=200)
-    watch = watching(output)
-    for state in (state_of([]), state_of([0.5]), state_of([0.5, 0.6]), state_of([0.5, 0.6, 0.1])):
-        watch(state)
+    with watching(output) as watch:
+        for state in (state_of([]), state_of([0.5]), state_of([0.5, 0.6]), state_of([0.5, 0.6, 0.1])):
+            watch(state)
     lines = output.stderr.file.getvalue().splitlines()
     assert len(lines) == 3
     assert "3 recipes, 0 stopped early · 90 s left; best yarn ×6 (answers 0.1000" in lines[-1]
@@ -204,7 +204,7 @@ def test_auto_compares_published_methods_without_time_for_a_search(
 
     def compared(*given, **more):
         asked.append((given, more))
-        rows = [{"name": "stock", "recipe": None}, {"name": "ntk", "recipe": NTK}]
+        rows = [{"name": "unmodified", "recipe": None}, {"name": "ntk", "recipe": NTK}]
         return {"comparison": {"models": rows, "taken": taken, "nearest": nearest, "verdict": "Take ntk."}}
 
     monkeypatch.setattr(import_module("ctxext.search.run"), "search", too_short)

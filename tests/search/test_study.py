@@ -505,7 +505,7 @@ def test_figures_best_first_with_what_they_are():
     lines = run.format_results(Check(points[0], points[1], measured((0.9, 0.9), share=0.25), points, answers, 0.01))
     assert lines == [
         "Measured on 4 unseen prompts per length:",
-        "  stock: loss of an answer 0.9000, needles 25.0 % at 64, 25.0 % at 128",
+        "  unmodified: loss of an answer 0.9000, needles 25.0 % at 64, 25.0 % at 128",
         "  ntk ×3 (published, breaks the bound): loss of an answer 0.2000, needles 50.0 % at 64, 50.0 % at 128; "
         "original context length +50.00 ± 0.00 %",
         "  ntk ×4: loss of an answer 0.3000, needles 50.0 % at 64, 50.0 % at 128; "

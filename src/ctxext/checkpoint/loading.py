@@ -132,14 +132,19 @@ def is_bf16_native(device: "torch.device") -> bool:
         return bool(is_supported())
 
 
+def check_dtype(name: str) -> None:
+    """Raise if a dtype is unknown; torch, which takes seconds to import, is not needed for it."""
+    if name not in ("auto", *DTYPES):
+        raise CtxextError(f'"{name}" is not a dtype.', hint=f"Choose auto, {', '.join(DTYPES)}.")
+
+
 def choose_dtype(name: str) -> "torch.dtype | str":
     """Return the dtype for a name; "auto" is returned unchanged, which transformers interprets as "as saved"."""
     import torch
 
+    check_dtype(name)
     if name == "auto":
         return name
-    if name not in DTYPES:
-        raise CtxextError(f'"{name}" is not a dtype.', hint=f"Choose auto, {', '.join(DTYPES)}.")
     dtype: torch.dtype = getattr(torch, DTYPES[name])
     return dtype
 

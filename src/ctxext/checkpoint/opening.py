@@ -18,7 +18,7 @@ from ctxext.checkpoint.families import Family, find_type
 from ctxext.checkpoint.geometry import check_sizes, claimed_length
 from ctxext.checkpoint.other_files import read_lengths
 from ctxext.errors import CtxextError
-from ctxext.files.content import MANIFEST, is_text, open_regular
+from ctxext.files.content import DEMO, MANIFEST, is_text, open_regular
 from ctxext.files.length import as_length, looks_like_length
 from ctxext.files.schemas import read_json_object
 from ctxext.files.strict import parse_json, read_text
@@ -70,7 +70,7 @@ class Checkpoint:
     @cached_property
     def public_name(self) -> str:
         """The name for publication: a Hub id unchanged, a folder by the last part of its path."""
-        if self.revision or self.name == "demo":
+        if self.revision or self.name == DEMO:
             return self.name
         return self.folder.resolve().name.encode("utf-8", "replace").decode()  # Invalid UTF-8 is replaced.
 
@@ -270,7 +270,7 @@ def open_checkpoint(
     source, trained_length = str(source), None if original_length is None else as_length(original_length)
     folder, commit = Path(source).expanduser(), None
     sizes: dict[str, int] = {}
-    if source == "demo" and not folder.exists():
+    if source == DEMO and not folder.exists():
         folder = Path(str(resources.files("ctxext") / "demo" / "checkpoint"))
     elif not folder.exists():
         folder, commit, sizes = _fetch(source, revision, token, weights)
@@ -289,6 +289,8 @@ def open_checkpoint(
             hint = f"It is an adapter. Merge it into its base model first: ctxext merge BASE {shlex.quote(source)} OUT"
         elif inner := [path.parent.name for path in sorted(folder.glob("*/*config.json")) if path.name in _CONFIGS]:
             hint = f"Did you mean {shlex.quote(str(Path(source) / inner[0]))}?"
+        if source == DEMO:
+            hint = "Here it is a folder, not the demo checkpoint. Rename the folder, or run the command in another one."
         if (folder / "0_Transformer" / "config.json").is_file():
             hint = 'Move the files of "0_Transformer" to the main folder, and set its "path" in modules.json to "".'
         raise CtxextError(f'"{source}" has no config.json.', hint=hint)

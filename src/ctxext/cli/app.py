@@ -1,5 +1,6 @@
 """The `ctxext` command: its subcommands and its error reports."""
 
+import atexit
 import contextlib
 import functools
 import gc
@@ -210,6 +211,7 @@ def _root(
 def main() -> None:
     """Run the command line; every error becomes one line, a hint and exit code 1."""
     gc.set_threshold(10_000)  # The usual 700 takes a fifth of the time of importing torch and transformers.
+    atexit.register(gc.freeze)  # Python would collect garbage at the end, for seconds after importing them.
     os.environ.setdefault("USE_HUB_KERNELS", "NO")  # transformers 5 would fetch kernels that a checkpoint names.
     remember_arguments(sys.argv)
     remember_environment(os.environ)

@@ -46,11 +46,11 @@ def compare(
 
     ctxext compare my-model --target-length 32k --task needle,kv --samples 50 --out report --resume
     """
-    from ctxext.compare.run import compare as run
-
     out = place.folder()
     launch.start(out)
     with resumable(out, output), output.progress("comparing") as progress:
+        from ctxext.compare.run import compare as run  # Imports torch, which takes seconds.
+
         report = run(
             source,
             options=options,
@@ -83,7 +83,7 @@ def comparison_tables(report: "Report", width: int) -> Iterator[RenderableType]:
     yield from heat_maps(report, width)
     yield Text()
     rows = report["comparison"]["models"]
-    columns = ("against stock", "found, points", "loss beyond", "cost inside", "time", "memory")
+    columns = ("method", "found, points", "loss beyond", "cost inside", "time", "memory")
     costs = tabulate_costs([row for row in rows if not row["refused"]], _format_half)
     yield results_table(costs.select(columns), no_wrap=True, strong=report["comparison"]["taken"])
     if (losses := tabulate_losses(rows, _format_half)).rows:

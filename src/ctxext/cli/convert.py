@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from ctxext.checkpoint.auto_class import auto_class
@@ -19,7 +18,7 @@ from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.inspect import serving_line, unconverted_text
 from ctxext.cli.methods import build_recipe, help_of_convert, method_parameters
 from ctxext.cli.options import SourceArgument, complete_method, complete_recipe, takes_options
-from ctxext.cli.output import Output, bold, done_line, mark_line
+from ctxext.cli.output import NOT_WRITTEN, Output, bold, done_line, label_table, mark_line
 from ctxext.converters.convert import convert as run
 from ctxext.converters.convert import plan_conversion
 from ctxext.converters.options import Calibration, ConvertOptions
@@ -44,6 +43,8 @@ _LEAST = 0.1
 """Minimum time for a comparison, in minutes."""
 _PANEL = "Search of --method auto"
 _UNSET = vars(Calibration())
+_LONG_STAGE = 1.0
+"""Seconds from which the result names a stage."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ def convert(
         for caution in (*plan.cautions, *_version_warnings(plan)):
             output.warning(caution)
         return
-    with output.progress("") as progress:
+    with output.progress("converting", stopped=NOT_WRITTEN) as progress:
         done = run(source, out, steps, options=options, progress=progress, notify=output.note, **vars(hub))
     plan, written, seconds = done.plan, done.written, time.perf_counter() - started
     data = {
@@ -153,7 +154,10 @@ def convert(
         "weights": dict(written.ways),
         "verification": vars(done.verification) if done.verification else None,
         "seconds": round(seconds, 3),
+        "seconds_by_stage": {stage: round(spent, 3) for stage, spent in done.seconds.items()},
     }
+    long_stages = [f"{stage} {spent:.1f} s" for stage, spent in done.seconds.items() if spent >= _LONG_STAGE]
+    duration = f"{seconds:.2f} s" + (f" ({', '.join(long_stages)})" if long_stages else "")
     trained, length = plan.encoding.trained_length, plan.encoding.usable_length
     lengths = f"{trained} → {length} tokens" if length != trained else f"{trained} tokens (unchanged)"
     checks = []
@@ -168,7 +172,7 @@ def convert(
         if verification.forms:
             checks.append(Text(f"  compared {verification.coverage}", "dim"))
     lines: list[RenderableType] = [
-        done_line(done.out, f"{plan.recipe.summary()}   {lengths}   weights {written.how}   {seconds:.2f} s"),
+        done_line(done.out, f"{plan.recipe.summary()}   {lengths}   weights {written.how}   {duration}"),
         *checks,
         f"  engines  {serving_line(plan.serving)}",
     ]
@@ -237,7 +241,8 @@ def _search_recipe(
     )
     if is_installed("optuna") or budget.trials is not None:
         try:
-            result = search(source, options, loading=loading, watch=watching(out))
+            with watching(out) as watch:
+                result = search(source, options, loading=loading, watch=watch)
         except NothingMeasuredError as error:
             out.note(f"{error.message} Comparing the published methods instead.")
         else:
@@ -312,7 +317,7 @@ def plan_data(plan: Plan, out: str | None) -> dict[str, Any]:
 
 
 def _plan_lines(plan: Plan) -> list[Any]:
-    table = Table.grid(padding=(0, 2))
+    table = label_table()
     file = ""
     for change in plan.changes:
         if change.key == "ctxext":

@@ -9,6 +9,7 @@ from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.options import takes_options
 from ctxext.cli.output import Output, done_line
 from ctxext.converters.inspection import inspect_checkpoint
+from ctxext.files.output_directory import check_name
 from ctxext.recipes.methods.mspoe import MsPoE
 from ctxext.recipes.methods.ntk import Ntk
 from ctxext.recipes.methods.pi import PositionInterpolation
@@ -36,6 +37,7 @@ def demo(
     Examples:
     ctxext demo
     """
+    check_name(out)
     inspection = inspect_checkpoint(open_checkpoint("demo"))
     assert inspection.rotary is not None
     assert inspection.num_parameters is not None
@@ -48,12 +50,13 @@ def demo(
         )
     )
     from ctxext.cli.compare import comparison_tables
-    from ctxext.compare.run import compare
     from ctxext.tasks.settings import even_depths
 
     lengths, place = (trained, _TIMES * trained), out / "report"
-    title = f"evaluating 5 depths × {samples} needles at {lengths[0]} and {lengths[1]} tokens"
-    with output.progress(title) as progress:
+    output.note(f"5 depths × {samples} needles at {lengths[0]} and {lengths[1]} tokens")
+    with output.progress("comparing", stopped="") as progress:
+        from ctxext.compare.run import compare  # Imports torch, which takes seconds.
+
         report = compare(
             "demo",
             target_length=lengths[1],

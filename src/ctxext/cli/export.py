@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ctxext.cli.options import SourceArgument, takes_options
-from ctxext.cli.output import Output, done_line, format_relative, mark_line
+from ctxext.cli.output import NOT_WRITTEN, Output, done_line, format_relative, mark_line
 from ctxext.errors import CtxextError
 from ctxext.files.output_directory import OverwriteOptions
 from ctxext.options import HubOptions
@@ -41,8 +41,9 @@ def export(
     if form != "gguf":
         raise CtxextError(f'Unknown format "{form}".', hint="ctxext export gguf SOURCE OUT.gguf")
     started = time.perf_counter()
-    output.note("Running llama.cpp's converter")
-    done = export_gguf(source, out, options=options, llama_cpp=llama_cpp, outtype=outtype, **vars(hub))
+    with output.progress("exporting", stopped=NOT_WRITTEN) as progress:
+        progress("running llama.cpp's converter", 0, 1)
+        done = export_gguf(source, out, options=options, llama_cpp=llama_cpp, outtype=outtype, **vars(hub))
     check = (
         mark_line("-", "yellow", "schedule written by llama.cpp's converter; this architecture is untested")
         if done.difference is None

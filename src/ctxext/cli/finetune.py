@@ -134,21 +134,28 @@ def finetune(
         held_out = dataclasses.replace(chosen, words=(measured.eval_data,), split=None)
         held_out.reader(training)  # Raises if the data cannot be read, in a dry run too.
     if dry_run:
-        from ctxext.finetune.dry_run import plan_training
-
         with warnings.catch_warnings():
             # As during training: these come from transformers and peft, not from the user.
             warnings.filterwarnings("ignore", category=FutureWarning)
-            reader, notify = chosen.reader(training), output.note
-            plan = plan_training(
-                model, reader, training, merge=run.merge, revision=run.revision, token=run.token, notify=notify
-            )
+            with output.progress("estimating memory and time", stopped="") as progress:
+                from ctxext.finetune.dry_run import plan_training  # Imports torch, which takes seconds.
+
+                reader = chosen.reader(training)
+                plan = plan_training(
+                    model,
+                    reader,
+                    training,
+                    merge=run.merge,
+                    revision=run.revision,
+                    token=run.token,
+                    reporter=Reporter(progress=progress, notify=output.note),
+                )
         print_plan(output, plan)
         return
     if preset and (first := presets()[preset].convert):
         output.note(f"Preset {preset} expects a model created by: {first}")
-    with raise_on_sigterm(), output.progress("") as progress:
-        try:
+    try:
+        with raise_on_sigterm(), output.progress("training") as progress:
             done = run_module.finetune(
                 model,
                 out,
@@ -156,13 +163,16 @@ def finetune(
                 training,
                 eval_data=held_out,
                 run=run,
-                reporter=Reporter(progress=with_step_lines(output, progress), notify=output.note),
+                progress=with_step_lines(output, progress),
+                notify=output.note,
             )
-        except (KeyboardInterrupt, Terminated):
-            if run_module.training_folder(out.resolve()).exists():
-                launcher = "" if num_processes() == 1 else " under the same launcher"
-                output.next_step(*same_command("--resume"), why=f"Stopped. Resume{launcher} with")
-            raise
+    except (KeyboardInterrupt, Terminated):
+        if run_module.training_folder(out.resolve()).exists():
+            launcher = "" if num_processes() == 1 else " under the same launcher"
+            output.next_step(*same_command("--resume"), why=f"Stopped. Resume{launcher} with")
+        else:
+            output.note("Stopped. Nothing was written.")
+        raise
     if done is None:
         return
     out.with_name(f"{short_name(out.name)}.run.yaml").write_text(

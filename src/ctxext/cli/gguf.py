@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
-from ctxext.cli.output import Output, bold, done_line, format_relative, mark_line
+from ctxext.cli.output import NOT_WRITTEN, Output, bold, done_line, format_relative, label_table, mark_line
 from ctxext.converters.inspection import encoding_data, methods_data, rotary_data
 from ctxext.converters.options import ConvertOptions
 from ctxext.errors import CtxextError
@@ -36,7 +35,7 @@ def convert_file(
         raise CtxextError(f"{flag} does not support GGUF files, which {reason}.", hint=f"Remove {flag}.")
     if dry_run:
         plan = plan_gguf(source, recipe, options=options)
-        table = Table.grid(padding=(0, 2))
+        table = label_table()
         for key, (old, new) in plan.changes.items():
             table.add_row(f"  {key}", f"{_format_value(old)} → {_format_value(new)}")
         content = plan_data(plan, None)
@@ -44,7 +43,7 @@ def convert_file(
         for caution in plan.cautions:
             output.warning(caution)
         return
-    with output.progress("") as progress:
+    with output.progress("converting", stopped=NOT_WRITTEN) as progress:
         done = convert_gguf(source, out, recipe, options=options, progress=progress)
     plan, encoding = done.plan, done.plan.model.encoding
     seconds = time.perf_counter() - started
@@ -93,7 +92,7 @@ def _format_value(value: Any) -> str:
 def inspect_file(source: str, original_length: int | None, output: Output) -> None:
     """Print the position encoding and context length of a GGUF file, and the methods that apply."""
     model = open_gguf(source, original_length)
-    table = Table.grid(padding=(0, 2))
+    table = label_table()
     reasons = check_methods(model)
     for label, text in _rows(model, reasons).items():
         table.add_row(bold(label), text)
@@ -139,7 +138,7 @@ def _rows(model: GgufModel, reasons: Mapping[str, str]) -> Mapping[str, str]:
 
 def verify_file(path: str, against: str | None, output: Output) -> None:
     """Check a converted GGUF file; exit code 1 if a check fails."""
-    with output.progress("") as progress:
+    with output.progress("verifying", stopped="") as progress:
         checks = verify_gguf(path, against, progress)
     marks = {True: ("✓", "green"), False: ("✗", "red")}
     lines = [Text.assemble(marks[check.is_passed], f"  {check.name:<15}{check.detail}") for check in checks]

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from ctxext.cli.output import SafeConsole
+from ctxext.console import SafeConsole
 
 _NARROW, _WIDE = 60, 110
 _GAP = 2
@@ -135,7 +135,7 @@ def _prose(text: str, width: int) -> Iterator[Text]:
         if is_example:
             yield from (Text(f"  {line.strip()}", style="cyan") for line in paragraph.splitlines() if line.strip())
         else:
-            yield Text("\n" + "\n".join(textwrap.wrap(" ".join(paragraph.split()), width)))
+            yield Text("\n" + "\n".join(textwrap.wrap(" ".join(paragraph.split()), width, break_on_hyphens=False)))
 
 
 def _panels(parameters: Iterable[Any], ctx: typer.Context) -> list[tuple[str, list[Row]]]:

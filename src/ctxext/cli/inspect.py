@@ -3,13 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rich.table import Table
-
 from ctxext.checkpoint.geometry import MAXIMUM
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.methods import experimental_names
 from ctxext.cli.options import SourceArgument, takes_options
-from ctxext.cli.output import Output, bold
+from ctxext.cli.output import Output, bold, label_table
 from ctxext.converters.engine_support import MARKS, Serving
 from ctxext.converters.inspection import Inspection, inspect_checkpoint
 from ctxext.files.length import format_length, read_words
@@ -58,7 +56,7 @@ def inspect(
         return
     checkpoint = open_checkpoint(source, weights=False, **vars(options))
     inspection = inspect_checkpoint(checkpoint)
-    table = Table.grid(padding=(0, 2))
+    table = label_table()
     for label, text in _rows(inspection).items():
         table.add_row(bold(label), text)
     output.result(inspection.to_dict(source), table, *unconverted_text(inspection.source_commands))

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ctxext.cli.options import SourceArgument, takes_options
-from ctxext.cli.output import Output, done_line
+from ctxext.cli.output import NOT_WRITTEN, Output, done_line
 from ctxext.files.output_directory import OverwriteOptions
 from ctxext.options import HubOptions
 
@@ -33,7 +33,7 @@ def merge(
     """
     from ctxext.merge.run import merge as run
 
-    with output.progress("") as progress:
+    with output.progress("merging", stopped=NOT_WRITTEN) as progress:
         done = run(model, adapter, out, options=options, progress=progress, **vars(hub))
     output.result(
         {"out": str(out), "changed": done.num_changed, "tensors": done.num_tensors},

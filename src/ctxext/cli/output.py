@@ -6,50 +6,31 @@ Text is safe for a terminal: no markup, no control characters, and errors on one
 import dataclasses
 import json
 import logging
-import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import RenderableType
 from rich.highlighter import NullHighlighter
-from rich.segment import Segment
 from rich.text import Text
 
+from ctxext.console import SafeConsole, describe_stage, format_clock, has_no_amount, progress_bar
 from ctxext.errors import CtxextError
 from ctxext.files.content import Progress
 from ctxext.options import option
-from ctxext.redaction import SECRET_FLAGS, escape_json, keep_styles, shorten, visible
+from ctxext.redaction import SECRET_FLAGS, escape_json, shorten
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _LONGEST = 2000
 """Maximum number of displayed characters of an error; a configuration may contain a word of any length."""
-
-
-class SafeConsole(Console):
-    """A console that prints strings literally. Only `Text` adds colours."""
-
-    def __init__(self, *, stderr: bool = False) -> None:
-        super().__init__(stderr=stderr, highlight=False, soft_wrap=True, markup=False, emoji=False)
-
-    @property
-    def file(self) -> IO[str]:
-        """The stream for text with styles, which is escaped otherwise."""
-        stream: IO[str] = keep_styles(super().file)
-        return stream
-
-    @file.setter
-    def file(self, stream: IO[str]) -> None:
-        self._file = stream
-
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Print segments with control characters escaped."""
-        for segment in super().render(renderable, options):
-            yield segment if segment.control else Segment(visible(segment.text), segment.style)
 
 
 def in_one_line(text: str) -> str:
@@ -67,6 +48,13 @@ def done_line(name: Any, rest: str) -> Text:
     return Text.assemble(("✓", "green"), " ", (str(name), "bold"), f"   {rest}")
 
 
+def label_table() -> "Table":
+    """Return a table of labels and values, which are never cut."""
+    from rich.table import Column, Table
+
+    return Table.grid(Column(no_wrap=True), Column(overflow="fold"), padding=(0, 2))
+
+
 def mark_line(mark: str, colour: str, rest: str) -> Text:
     """Return a line that begins with a coloured mark."""
     return Text.assemble((mark, colour), f" {rest}")
@@ -77,13 +65,11 @@ def format_relative(difference: float) -> str:
     return f"relative difference {difference:.0e}" if difference else "identical"
 
 
+NOT_WRITTEN = "OUT was not written."
+"""The state after Ctrl-C of commands that write their output at the end."""
+
 REPORTING = "Output"
 """The panel of these options, the last of each help."""
-
-_DAY = 86_400.0
-"""Seconds of progress for an estimate of the remaining time: a single step may take minutes."""
-_TIME_LEFT = re.compile(r"\d (s|min|h) left\b")
-"""The remaining time in a label."""
 
 
 def _switch(*flags: str, help: str) -> Any:
@@ -101,6 +87,7 @@ class Output:
     def __post_init__(self) -> None:
         self.stdout = SafeConsole()
         self.stderr = SafeConsole(stderr=True)
+        self._shown = ExitStack()
         if self.verbose:
             self._show_log()
 
@@ -133,32 +120,50 @@ class Output:
 
     def warning(self, text: str) -> None:
         """Print a warning, in quiet mode too."""
-        self.stderr.print("warning: ", style="yellow bold", end="")
-        self.stderr.print(text)
+        self.stderr.print(Text.assemble(("warning: ", "yellow bold"), text))
 
     def next_step(self, *words: object, why: str = "Next") -> None:
         """Suggest the next command, given as words, quoted for a shell."""
         if not self.quiet:
-            self.stderr.print(f"{why}: ", style="dim", end="")
-            self.stderr.print(shlex.join(map(str, words)), style="cyan")
+            self.stderr.print(Text.assemble((f"{why}: ", "dim"), (shlex.join(map(str, words)), "cyan")), soft_wrap=True)
 
     @contextmanager
-    def progress(self, title: str) -> Iterator[Progress]:
-        """Show a progress bar on a terminal, or occasional plain lines in a log; yield the function to advance it."""
+    def progress(self, title: str, stopped: str | None = None) -> Iterator[Progress]:
+        """Show progress; yield the function to advance it.
+
+        A terminal shows a bar, a log occasional lines, and quiet mode nothing.
+
+        Args:
+            title: The work, as "converting".
+            stopped: The state of the output after Ctrl-C, printed with the stage; None prints nothing.
+        """
+        started, stage = time.monotonic(), title
+
+        def advance(label: str, done: int, total: int) -> None:
+            nonlocal stage
+            stage = describe_stage(title, label)
+            show(label, done, total)
+
+        with ExitStack() as self._shown:
+            show = self._shown.enter_context(self._show_progress(title))
+            try:
+                yield advance
+            except KeyboardInterrupt:
+                self.end_progress()
+                if stopped is not None:
+                    self.note(f"Stopped after {format_clock(time.monotonic() - started)} ({stage}). {stopped}".strip())
+                raise
+
+    def end_progress(self) -> None:
+        """Remove the bar, before a message that ends the process."""
+        self._shown.close()
+
+    @contextmanager
+    def _show_progress(self, title: str) -> Iterator[Progress]:
         if self.quiet:
             yield lambda label, done, total: None
         elif self.stderr.is_terminal:
-            from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-            from rich.progress import Progress as Bar
-
-            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
-            times = (TimeElapsedColumn(), time_left_column())
-            with Bar(*columns, *times, console=self.stderr, transient=True, speed_estimate_period=_DAY) as bar:
-                task = bar.add_task(title, total=None)
-
-                def advance(label: str, done: int, total: int) -> None:
-                    bar.update(task, completed=done, total=total, description=f"{title} {label}".strip())
-
+            with progress_bar(title, self.stderr) as advance:
                 yield advance
         else:
             yield self._plain_progress(title)
@@ -174,22 +179,10 @@ class Output:
                 shown, stage = -1, label
             if tenth > shown:
                 shown = tenth
-                self.stderr.print(f"{title} {label}".strip() + f" {10 * tenth} %")
+                share = "" if has_no_amount(done, total) else f" {10 * tenth} %"
+                self.stderr.print(describe_stage(title, label) + share)
 
         return advance
-
-
-def time_left_column() -> Any:
-    """Return the column of a bar's time left; it is empty if the label contains another estimate."""
-    from rich.progress import TimeRemainingColumn
-
-    class TimeLeft(TimeRemainingColumn):
-        def render(self, task: Any) -> Text:
-            if _TIME_LEFT.search(task.description) or task.time_remaining is None:
-                return Text()
-            return super().render(task).append(" left")
-
-    return TimeLeft()
 
 
 def wants_json() -> bool:
@@ -206,11 +199,9 @@ def print_error(error: CtxextError) -> None:
         content = {"message": in_one_line(error.message), "hint": in_one_line(error.hint)}
         Output(as_json=True).result({"error": content})
     console = SafeConsole(stderr=True)
-    console.print("error: ", style="red bold", end="")
-    console.print(in_one_line(error.message))
+    console.print(Text.assemble(("error: ", "red bold"), in_one_line(error.message)))
     if error.hint:
-        console.print("hint:  ", style="cyan", end="")
-        console.print(in_one_line(error.hint))
+        console.print(Text.assemble(("hint:  ", "cyan"), in_one_line(error.hint)))
 
 
 def same_command(*more: str) -> list[str]:

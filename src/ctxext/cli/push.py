@@ -11,6 +11,8 @@ from ctxext.cli.output import Output
 from ctxext.options import HubOptions
 from ctxext.publish.upload_plan import PushOptions, UploadPlan, total
 
+_AGAIN = "Run the same command again; uploaded files are not sent twice."
+
 
 @takes_options(without=("verbose",))
 def push(
@@ -19,7 +21,7 @@ def push(
     *,
     options: PushOptions,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show files, sizes and the model card without uploading.")
+        bool, typer.Option("--dry-run", help="Verify the files and show them with the model card, without uploading.")
     ] = False,
     hub: HubOptions,
     output: Output,
@@ -38,11 +40,13 @@ def push(
     from ctxext.publish.push import prepare, send
 
     if dry_run:
-        _print_plan(output, prepare(folder, repository, options, read_weights=False))
+        with output.progress("verifying", stopped="") as progress:
+            plan = prepare(folder, repository, options, progress=progress)
+        _print_plan(output, plan)
         return
     if output.quiet or output.as_json or not output.stderr.is_terminal:
         disable_progress_bars()
-    with output.progress("reading") as progress:
+    with output.progress("pushing", stopped=_AGAIN) as progress:
         plan = prepare(folder, repository, options, progress=progress)
         for warning in plan.warnings:
             output.warning(warning)

@@ -2,7 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,12 +33,20 @@ if TYPE_CHECKING:
 _QUIET_SECONDS = 60.0
 
 
-def watching(output: Output) -> "Callable[[SearchState], None]":
-    """Return the callback that shows the progress of a search: each stage, each new best, and a line a minute."""
-    stage, best, shown_at = "", -1, time.monotonic()
+@contextmanager
+def watching(output: Output) -> "Iterator[Callable[[SearchState], None]]":
+    """Yield the callback that shows the progress of a search: each stage, each new best, and a line a minute.
+
+    A terminal also shows a bar with the current stage.
+    """
+    stage, best, shown_at, started = "", -1, time.monotonic(), time.monotonic()
 
     def show(state: "SearchState") -> None:
         nonlocal stage, best, shown_at
+        if output.stderr.is_terminal:
+            total = state.end - started if math.isfinite(state.end) else state.max_trials or 0
+            done = time.monotonic() - started if math.isfinite(state.end) else len(state.trials)
+            advance(state_line(state), int(done), max(1, int(total)))
         # The part of a stage after a colon changes with every measurement.
         now = state.stage.split(":")[0], state.best.trial.number if state.best else -1
         if now == (stage, best) and time.monotonic() - shown_at <= _QUIET_SECONDS:
@@ -45,7 +54,8 @@ def watching(output: Output) -> "Callable[[SearchState], None]":
         (stage, best), shown_at = now, time.monotonic()
         output.note(Text(state_line(state) + (f"; best {point_line(state.best)}" if state.best else "")))
 
-    return show
+    with output.progress("searching") as advance:
+        yield show
 
 
 def state_line(state: "SearchState") -> str:
@@ -136,6 +146,7 @@ def search_(
     place = study_options.place(out)
 
     def print_resume_command() -> None:
+        output.end_progress()
         if place.path is not None and not place.path.exists():
             return
         words = resuming_command()
@@ -143,7 +154,7 @@ def search_(
             words = [word.replace(study_options.storage, redact_storage(study_options.storage)) for word in words]
         output.next_step(*words, why="Stopped. Resume with")
 
-    with exit_on_interrupt(print_resume_command):
+    with watching(output) as watch, exit_on_interrupt(print_resume_command):
         result = search(
             source,
             options,
@@ -152,7 +163,7 @@ def search_(
             resume=study_options.resume,
             overwrite=study_options.overwrite,
             loading=loading,
-            watch=watching(output),
+            watch=watch,
         )
     from ctxext.search.study import find_pareto_front
 
@@ -248,7 +259,7 @@ def result_data(result: SearchResult, options: SearchOptions) -> dict[str, Any]:
         "front": [point_data(point) for point in find_pareto_front(points)],
         "published": [point_data(point) for point in points if point.trial.published],
         "checked": {
-            "stock": _answers_data(check, check.stock),
+            "unmodified": _answers_data(check, check.stock),
             "recipes": [
                 {
                     "trial": number,

@@ -109,7 +109,8 @@ def verify(
         verify_file(folder, against, output)
         return
     arguments = _arguments(engine, engine_args, trust_remote_code=trust_remote_code)
-    with output.progress("") as progress:
+    rows: list[EngineComparison] = []
+    with output.progress("verifying", stopped="") as progress:
         findings = run(
             folder,
             against=against,
@@ -118,20 +119,20 @@ def verify(
             progress=progress,
             **vars(hub),
         )
+        failed = bool(failures(findings))
+        if engine and not failed:
+            progress("comparing with vLLM", 0, 1)
+            rows = _in_engine(
+                open_checkpoint(folder, **vars(hub)),
+                None if against is None else open_checkpoint(against, token=hub.token),
+                trust_remote_code=trust_remote_code,
+                arguments=arguments,
+            )
+            failed = not all(row.is_alike for row in rows)
     lines = []
     for finding in findings:
         mark, colour = _MARKS[finding.status]
         lines.append(Text.assemble((mark, colour), f"  {finding.check:<15}", finding.detail))
-    failed = bool(failures(findings))
-    rows: list[EngineComparison] = []
-    if engine and not failed:
-        rows = _in_engine(
-            open_checkpoint(folder, **vars(hub)),
-            None if against is None else open_checkpoint(against, token=hub.token),
-            trust_remote_code=trust_remote_code,
-            arguments=arguments,
-        )
-        failed = not all(row.is_alike for row in rows)
     content = {"passed": not failed, "checks": [vars(finding) for finding in findings]}
     output.result({**content, **({"engine": [vars(row) for row in rows]} if engine else {})}, *lines, *_table(rows))
     if failed:

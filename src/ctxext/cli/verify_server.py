@@ -24,7 +24,7 @@ def verify_server(
     connection.complete([1], "One", max_tokens=1)
     from ctxext.served.check import check_server
 
-    with output.progress("") as progress:
+    with output.progress("verifying", stopped="") as progress:
         report = check_server(
             checkpoint,
             connection,

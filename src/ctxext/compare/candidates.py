@@ -22,7 +22,7 @@ from ctxext.tasks.perplexity import Perplexity
 from ctxext.tasks.registry import NAMES
 from ctxext.tasks.settings import Settings, even_depths, find_length_above_target
 
-STOCK = "stock"
+STOCK = "unmodified"
 """Name of the unmodified model."""
 
 _ROTARY = ("yarn", "self-extend", "dca", "ntk", "ntk-by-parts", "llama3", "mrrope", "adaptive")

@@ -55,7 +55,7 @@ def _bench_line(report: Report, model: Mapping[str, Any], row: Mapping[str, Any]
         "cells": list(_bench_cells(model)),
         "seconds": model.get("seconds"),
         "peak_memory": row.get("peak"),
-        **{f"{name}_against_stock": row.get(name) for name in ("time", "memory")},
+        **{f"{name}_against_unmodified": row.get(name) for name in ("time", "memory")},
         "versions": report["versions"],
     }
 

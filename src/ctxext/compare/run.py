@@ -17,6 +17,7 @@ from ctxext.compare.candidates import STOCK, Candidate, CompareOptions, candidat
 from ctxext.compare.page import BENCH, PAGE, format_bench, format_markdown
 from ctxext.compare.schedule import Judgement, Schedule
 from ctxext.compare.verdict import compare_results, judge_results
+from ctxext.console import shows_progress
 from ctxext.errors import CtxextError, NothingMeasuredError
 from ctxext.evaluate.plan import ModelPlan, plans_of
 from ctxext.evaluate.processes import Team, take_device
@@ -61,6 +62,7 @@ class AppliedInfo(CheckpointInfo):
 
 
 @accepts_options(CompareOptions)
+@shows_progress("comparing")
 def compare(
     source: str | Path,
     *,
@@ -81,7 +83,8 @@ def compare(
         out: A folder for results, pictures and the report, as `evaluate` writes them; None writes nothing.
         resume: Continue with the results in `out`.
         overwrite: Replace the results in `out`.
-        progress: Called with a label, the work done and the total work.
+        progress: Called with a label, the work done and the total work. By default, a terminal or a notebook shows a
+            progress bar.
         notify: Called with an estimate of the work that fits into the time.
 
     Returns:

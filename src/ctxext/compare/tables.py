@@ -31,8 +31,8 @@ def tabulate_scores(scores: HeatMap) -> Table:
 
 def tabulate_costs(rows: Sequence[Mapping[str, Any]], format_change: Format) -> Table:
     """Tabulate the answers, the losses, the time and the memory of each method against the unmodified model."""
-    head = ["against stock", "found, points", "loss beyond", "cost inside", "time", "memory", "served in"]
-    return Table("against stock", head, [_list_costs(row, format_change) for row in rows])
+    head = ["method", "found, points", "loss beyond", "cost inside", "time", "memory", "served in"]
+    return Table("method", head, [_list_costs(row, format_change) for row in rows])
 
 
 def _list_costs(row: Mapping[str, Any], format_change: Format) -> list[str]:
@@ -50,4 +50,4 @@ def tabulate_losses(rows: Sequence[Mapping[str, Any]], format_change: Format) ->
     measured = [row for row in rows if row.get("beyond_by_text")]
     texts = list(dict.fromkeys(text for row in measured for text in row["beyond_by_text"]))
     cells = [[row["name"], *(format_change(row["beyond_by_text"].get(text)) for text in texts)] for row in measured]
-    return Table("loss beyond", ["loss beyond, against stock", *texts], cells)
+    return Table("loss beyond", ["loss beyond, change", *texts], cells)

@@ -262,7 +262,7 @@ def _choose_method(
         alike = [name for name, gain in behind.items() if name == best or gain is None or gain.low <= 0]
         taken = min(alike, key=price)
         where = f" beyond {trained_length} tokens" if stock.beyond else ""
-        more = f"answers {shares[taken]} of the questions{where}, stock {shares[STOCK]}"
+        more = f"answers {shares[taken]} of the questions{where}, the unmodified model {shares[STOCK]}"
     elif lower:
         best = min(lower, key=lambda name: losses[name].mean)
         higher = {name: results[name].loses_more(results[best], confidence) for name in lower}
@@ -276,7 +276,7 @@ def _choose_method(
         drop = format_difference(losses[taken].to_dict())
         more = f"changes the loss beyond {trained_length} tokens by {drop} nats per token"
         if gains:
-            more += f" (answers: {shares[taken]}, stock {shares[STOCK]}, not significantly different)"
+            more += f" (answers: {shares[taken]}, the unmodified model {shares[STOCK]}, not significantly different)"
     if sure or lower:
         return taken, taken, _sentence(taken, more, alike, rows, trained_length)
     if gains:

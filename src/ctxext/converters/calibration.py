@@ -56,6 +56,8 @@ def calibrate_recipe(
     by_prompt = set_head_order(recipe, "prompt")
     plan = make_plan(source, by_prompt, replace_scaling=options.replace_scaling, allow_shorter=options.allow_shorter)
     device, dtype = choose_device(options.calibration.device), options.calibration.dtype
+    if progress is not None:
+        progress("loading the model", 0, 1)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "out"
         code = {name: text.encode() for name, text in plan.texts.items() if name in CODE_FILES}
@@ -147,10 +149,10 @@ def head_scores(
         )
     with _scores_of(model) as totals, torch.inference_mode():
         for number in range(_NUM_SEQUENCES):
+            if progress is not None:
+                progress(stage, number, _NUM_SEQUENCES)
             chunk = ids[number * stride : number * stride + length][None].to(model.device)
             base_of(model)(chunk, use_cache=False)
-            if progress is not None:
-                progress(stage, number + 1, _NUM_SEQUENCES)
     return {layer: (total / _NUM_SEQUENCES).tolist() for layer, total in totals.items()}
 
 

@@ -87,6 +87,16 @@ class CardFacts:
         return serving_of(self.model)
 
     @property
+    def origin(self) -> str:
+        """Name of the source for commands: a Hub id if one is known."""
+        return self.source if self.is_adapter or self.model_id == ANY_ID else self.base or self.source
+
+    @property
+    def is_public(self) -> bool:
+        """Whether readers of a published card can open the origin."""
+        return self.revision is not None or self.origin != self.source or self.model_id == ANY_ID
+
+    @property
     def steps(self) -> tuple[Method, ...]:
         """The steps of the recipe; empty without a recipe."""
         return self.recipe.steps if self.recipe else ()
@@ -115,7 +125,7 @@ def declared_base(config: Mapping[str, Any]) -> str:
 
 def render(facts: CardFacts) -> str:
     """Render README.md from `card.md.jinja` and the facts."""
-    source = facts.source
+    origin = facts.origin
     facts = dataclasses.replace(
         facts,
         source=in_markdown(facts.source),
@@ -138,7 +148,7 @@ def render(facts: CardFacts) -> str:
         auto_class=auto_class,
         marks=MARKS,
         engine_commands=_engine_commands(facts),
-        unconverted=source_commands(source, facts.model, facts.serving),
+        unconverted=source_commands(origin, facts.model, facts.serving) if facts.is_public else {},
         lists={"Not evaluated": facts.measured.missing if facts.measured else (), "Limitations": facts.cautions},
         papers=[*dict.fromkeys(f"{step.title}: <{step.paper}>" for step in facts.steps)],
     )
@@ -199,7 +209,7 @@ def front_matter(facts: CardFacts) -> dict[str, Any]:
 def _commands(facts: CardFacts) -> list[str]:
     """Return the known commands that create, train and evaluate the checkpoint."""
     name = EXTENDED if facts.training or facts.is_adapter else "OUT"
-    converted = convert_command(facts.source, facts.revision, facts.recipe, name) if facts.recipe else ""
+    converted = convert_command(facts.origin, facts.revision, facts.recipe, name) if facts.recipe else ""
     measured = facts.measured.command if facts.measured else ""
     return [command for command in (converted, facts.training_command, measured) if command]
 

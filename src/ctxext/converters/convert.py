@@ -10,8 +10,10 @@ import hashlib
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +21,7 @@ from typing import Any
 
 from ctxext.checkpoint.loading import check_complete, check_described
 from ctxext.checkpoint.opening import Checkpoint, fingerprint, is_cached, open_checkpoint
+from ctxext.console import shows_progress
 from ctxext.converters.calibration import calibrate_recipe, set_head_order
 from ctxext.converters.card import CardFacts, card_metadata, declared_base, render
 from ctxext.converters.options import CLONED, COPIED, HARD, LINKS, ConvertOptions, SaveOptions
@@ -90,12 +93,14 @@ class Conversion:
         written: The written weight files.
         verification: The result of the last check: frequencies, or, if the result contains code, logits in a clean
             process; None if there was none.
+        seconds: Duration of each stage, by name.
     """
 
     out: Path
     plan: Plan
     written: Written
     verification: Verification | None
+    seconds: Mapping[str, float]
 
     def __repr__(self) -> str:
         encoding = self.plan.encoding
@@ -115,6 +120,7 @@ class Conversion:
 
 
 @accepts_options(ConvertOptions)
+@shows_progress("converting")
 def convert(
     source: str | Path,
     out: str | Path | None,
@@ -135,19 +141,21 @@ def convert(
         options: How to convert and to write. Each field is also a keyword argument, such as overwrite=True.
         revision: A branch, tag or commit on the Hub.
         token: A Hub token; the usual places are read if None.
-        progress: Called with a label, the amount done and the total.
+        progress: Called with a label, the amount done and the total. By default, a terminal or a notebook shows a
+            progress bar.
         notify: Called with additional information, one line each.
 
     Raises:
         CtxextError: the source, the recipe or OUT is invalid, the installed transformers does not implement the
             recipe, the disk is full, or the result does not match the method; no files are left behind.
     """
-    recipe = recipe_of(recipe)
+    recipe, seconds = recipe_of(recipe), dict[str, float]()
     checkpoint = _open(source, out, options, revision=revision, token=token)
     if recipe.needs_calibration:
         if notify is not None:
             notify("Loading the model once to order its heads. If it does not fit into memory, use --head-order fixed.")
-        recipe = calibrate_recipe(checkpoint, recipe, options, progress)
+        with _measure_time(seconds, "calibration"):
+            recipe = calibrate_recipe(checkpoint, recipe, options, progress)
     plan = make_plan(checkpoint, recipe, replace_scaling=options.replace_scaling, allow_shorter=options.allow_shorter)
     if out is None:
         name, methods = Path(plan.source.name).name or "model", "-".join(step.name for step in plan.recipe.steps)
@@ -159,15 +167,26 @@ def convert(
     with output_directory(Path(out).resolve(), [checkpoint.folder], options) as work:
         digests = _write_texts(plan, work)
         if options.check:  # Before the weights are placed, which may take minutes.
-            verification = check_frequencies(plan)
-        ways = _write_rest(plan, work, digests, options, progress)
+            with _measure_time(seconds, "verification"):
+                verification = check_frequencies(plan)
+        with _measure_time(seconds, "weights"):
+            ways = _write_rest(plan, work, digests, options, progress)
         if options.check and plan.recipe.needs_code:
             if progress is not None:
                 progress("checking the converted model in a clean process", 0, 1)
             verification = Verification(skipped="the source contains Python code, which is not run")
             if runs_only_own_code(open_checkpoint(str(work))):
-                verification = compare_logits(work, plan.source, plan.recipe, plan.model, plan.stock)
-    return Conversion(Path(out), plan, Written(ways), verification)
+                with _measure_time(seconds, "verification"):
+                    verification = compare_logits(work, plan.source, plan.recipe, plan.model, plan.stock)
+    return Conversion(Path(out), plan, Written(ways), verification, seconds)
+
+
+@contextmanager
+def _measure_time(seconds: dict[str, float], stage: str) -> Iterator[None]:
+    """Add the duration of the context to that of a stage."""
+    started = time.perf_counter()
+    yield
+    seconds[stage] = seconds.get(stage, 0.0) + time.perf_counter() - started
 
 
 @accepts_options(ConvertOptions)

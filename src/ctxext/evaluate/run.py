@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ctxext.checkpoint.durations import Pace, cost_of, format_duration, size_of
 from ctxext.checkpoint.loading import choose_device, fast_cpu_dtype
+from ctxext.console import shows_progress
 from ctxext.errors import CtxextError
 from ctxext.evaluate.plan import ModelPlan, default_tasks, plan_questions
 from ctxext.evaluate.processes import Team, take_device
@@ -47,6 +48,7 @@ class EvaluationReport(dict[str, Any]):
 
 
 @accepts_options(Settings, "settings")
+@shows_progress("evaluating")
 def evaluate(
     models: str | Path | Sequence[str | Path],
     settings: Settings,
@@ -69,7 +71,8 @@ def evaluate(
         overwrite: Replace the results in `out`.
         minutes: The time limit; all models then stay loaded, and are measured on one sample of every cell, then on
             more. None for no limit.
-        progress: Called with a label, the work done and the total work.
+        progress: Called with a label, the work done and the total work. By default, a terminal or a notebook shows a
+            progress bar.
 
     Returns:
         The content of report.json.

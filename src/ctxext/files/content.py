@@ -15,6 +15,9 @@ from ctxext.errors import CtxextError
 MANIFEST = "ctxext.json"
 """The record of a converted checkpoint: its recipe and the digests of its files."""
 
+DEMO = "demo"
+"""Name of the checkpoint in this package; a folder with this name takes precedence."""
+
 Progress = Callable[[str, int, int], None]
 """Callback with the current activity, the amount done and the total."""
 

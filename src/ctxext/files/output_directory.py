@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
 from ctxext.errors import CtxextError
-from ctxext.files.content import MANIFEST
+from ctxext.files.content import DEMO, MANIFEST
 from ctxext.files.processes import rank
 from ctxext.files.schemas import read_json_object
 from ctxext.options import option, with_documented_options
@@ -99,6 +99,15 @@ _EXPLANATIONS: Mapping[int, tuple[str, str]] = {
 """Message and hint by error number of the operating system."""
 
 
+def check_name(out: Path) -> None:
+    """Raise if a path would hide the demo checkpoint: from then on, its name would mean that path."""
+    if out.resolve() == Path(DEMO).resolve():
+        raise CtxextError(
+            f'OUT "{out}" has the name of the demo checkpoint, which "{DEMO}" would no longer mean in this folder.',
+            hint=f"Choose another name, for example {DEMO}-2k.",
+        )
+
+
 def check_out(out: Path, source: Path, options: OverwriteOptions) -> None:
     """Raise if a path cannot or must not be written.
 
@@ -111,6 +120,7 @@ def check_out(out: Path, source: Path, options: OverwriteOptions) -> None:
         place, origin = out.resolve(), source.resolve()
         if place == origin:
             raise CtxextError(f'OUT "{out}" is SOURCE itself.', hint="Choose a new folder; SOURCE is never changed.")
+        check_name(out)
         if origin in place.parents:
             raise CtxextError(f'OUT "{out}" is inside SOURCE "{source}".', hint="Choose a folder outside it.")
         if place in origin.parents:
@@ -186,6 +196,7 @@ def lock_output(out: Path, wait: float = 0.1) -> Iterator[None]:
         out: The folder or file to write; its parent folder must exist.
         wait: Seconds to wait for another process. Not 0: filelock retries a lock that is removed while it is opened.
     """
+    check_name(out)
     out = out.resolve()
     path = out.parent / f".{short_name(out.name)}.ctxext-lock"
     lock = FileLock(path, is_singleton=True)

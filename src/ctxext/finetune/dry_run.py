@@ -28,7 +28,7 @@ from ctxext.finetune.batches import Tensors
 from ctxext.finetune.data import DataReport
 from ctxext.finetune.documents import DocumentReader
 from ctxext.finetune.loss import IGNORED
-from ctxext.finetune.options import MASKED_SHARE, TrainingOptions
+from ctxext.finetune.options import MASKED_SHARE, Reporter, TrainingOptions
 from ctxext.finetune.prepare import count_tokens, prepare
 from ctxext.finetune.trainer import OrderedTrainer, Prepared
 
@@ -232,20 +232,20 @@ def plan_training(
     revision: str | None = None,
     token: str | None = None,
     merge: bool = True,
-    notify: Callable[[str], None] | None = None,
+    reporter: Reporter | None = None,
 ) -> Plan:
     """Read the data, run a few short steps, and estimate the cost of the training; write nothing."""
+    reporter = reporter or Reporter()
     base, options = open_model(model, options, revision, token)
     with tempfile.TemporaryDirectory(prefix="ctxext-dry-run-") as folder:
-        prepared = prepare(base, Path(folder), read_documents, options, merge=merge, notify=notify)
+        prepared = prepare(base, Path(folder), read_documents, options, merge=merge, reporter=reporter)
         options = prepared.options
         full = options.sequence_length
         num_tokens = count_tokens(prepared.report, full)
         longer = max(2, min(full // _SHARE_MEASURED, _MOST_MEASURED))
         masked_share = MASKED_SHARE if base.is_masked else 1.0
         cost = Cost(prepared.model, options, learned_share=masked_share * prepared.report.num_learned / num_tokens)
-        if notify:
-            notify(f"measuring: two steps of {longer // 2:,} tokens, then two of {longer:,}")
+        reporter.report_stage(f"measuring two steps of {longer // 2:,} tokens, then two of {longer:,}")
         measured = _measure(prepared, (longer // 2, longer), cost, Path(folder))
     at_once = prepared.arguments.world_size * options.micro_batch
     rounds = math.ceil(options.batch_size / at_once)

@@ -318,6 +318,11 @@ class Reporter:
     progress: Progress | None = None
     notify: Callable[[str], None] | None = None
 
+    def report_stage(self, stage: str) -> None:
+        """Report the beginning of a stage that may take long."""
+        if self.progress is not None:
+            self.progress(stage, 0, 1)
+
 
 @dataclass(frozen=True)
 class Preset:

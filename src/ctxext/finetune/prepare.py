@@ -4,7 +4,7 @@ import contextlib
 import difflib
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from ctxext.finetune.documents import DocumentReader
 from ctxext.finetune.loss import PositionLosses, use_chunked_loss
 from ctxext.finetune.models import choose_precision, load_base, load_source
 from ctxext.finetune.needle_probe import NeedleProbe
-from ctxext.finetune.options import MASKED_SHARE, TrainingOptions
+from ctxext.finetune.options import MASKED_SHARE, Reporter, TrainingOptions
 from ctxext.finetune.trainer import Prepared
 from ctxext.merge.tensors import add_shares, check_type, find_shares, find_stored_name, read_shapes
 from ctxext.recipes.encodings.learned import tensors_named
@@ -157,7 +157,7 @@ def prepare(
     options: TrainingOptions,
     *,
     merge: bool,
-    notify: Callable[[str], None] | None,
+    reporter: Reporter,
     read_held_out: DocumentReader | None = None,
 ) -> Prepared:
     """Load the model and read the data, unless an earlier run already wrote the sequences.
@@ -168,10 +168,10 @@ def prepare(
         read_documents: Function that returns the documents.
         options: The options, resolved.
         merge: Whether trained weights must have a place in the checkpoint.
-        notify: Called with information, one line each.
+        reporter: Callbacks for stages and information.
         read_held_out: Function that returns the documents for evaluation during training.
     """
-    report_line = notify or (lambda line: None)
+    report_line = reporter.notify or (lambda line: None)
     if not base.model.is_extended:
         length = base.model.encoding.context_length
         report_line(f"{base.checkpoint.public_name} is not extended; its context length remains {length:,} tokens")
@@ -180,6 +180,7 @@ def prepare(
     precision = choose_precision(options.device, options.dtype, full=full, in_4bit=options.quantize == "4bit")
     is_evaluated = read_held_out is not None
     arguments = make_training_arguments(options, precision, folder, num_processes(), is_evaluated=is_evaluated)
+    reporter.report_stage("loading the model")
     model, tokenizer = load_base(base, precision, by_document=restart)
     by_position = PositionLosses()
     source = load_source(base, model, precision, full=full, by_document=restart) if options.keep_short else None
@@ -210,6 +211,7 @@ def prepare(
         counts = trained.get_nb_trainable_parameters()  # peft counts 4-bit weights unpacked.
     if merge and is_first:
         check_mergeable(base, trained)
+    reporter.report_stage("reading the data")
     with arguments.main_process_first(local=False, desc="reading the data"):
         length = options.sequence_length
         report = read_report(folder, length)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ctxext.console import shows_progress
 from ctxext.errors import CtxextError
 from ctxext.files.content import as_json
 from ctxext.files.output_directory import (
@@ -90,6 +91,7 @@ def training_folder(out: Path) -> Path:
     return out.parent / f"{short_name(out.name)}.training"
 
 
+@shows_progress("training")
 @accepts_options(TrainingOptions)
 @accepts_options(RunOptions, "run")
 @accepts_options(Reporter, "reporter")
@@ -114,7 +116,8 @@ def finetune(
         eval_data: Data for the loss during training; its held-out split if it has one.
         run: Options of the source, of the result, and of resuming. Each field is also a keyword argument, as
             merge=False.
-        reporter: Callbacks of the run; its fields are keywords too.
+        reporter: Callbacks of the run; its fields are keywords too. Without `progress`, a terminal or a notebook shows
+            a progress bar.
 
     Returns:
         The result; None in all processes except the first.
@@ -158,6 +161,7 @@ def finetune(
             return None
         result = dataclasses.replace(result, folder=out)
         with explain_disk_errors(out), staging_directory(out) as work:
+            reporter.report_stage("writing the result")
             _write(base, folder, result, work, named)
             if run.merge:
                 notes = _make_notes(base, result, named)
@@ -217,18 +221,20 @@ def _train(
     reporter: Reporter,
 ) -> Finetuned:
     """Load the model, read the data, train, and save the trained weights as the folder `final`."""
+    reporter.report_stage("loading the libraries")
     from ctxext.finetune.prepare import prepare
     from ctxext.finetune.saves import Saves, find_newest_save
     from ctxext.finetune.trainer import train
 
     notify = reporter.notify
-    prepared = prepare(base, folder, readers[0], options, merge=run.merge, notify=notify, read_held_out=readers[1])
+    prepared = prepare(base, folder, readers[0], options, merge=run.merge, reporter=reporter, read_held_out=readers[1])
     saves = find_newest_save(folder, prepared.options.steps, prepared.model) if run.resume else Saves(None, ())
     if run.resume and notify is not None:
         for note in saves.notes:
             notify(note)
         step = saves.newest.name.rsplit("-", 1)[1] if saves.newest else ""
         notify(f"resuming after step {step}" if step else "nothing saved yet: starting at step 1")
+    reporter.report_stage("starting")
     started = time.perf_counter()
     trainer = train(prepared, folder, reporter, saves.newest)
     trainer.save_model(str(folder / FINAL))

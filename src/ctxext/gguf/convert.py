@@ -436,7 +436,7 @@ def _write(plan: GgufPlan, works: list[Path], progress: Progress | None) -> None
             for piece in copy_range(source, target, start, size - start):
                 done += piece
                 if progress is not None:
-                    progress("Copying tensors", done, sum(sizes))
+                    progress("copying tensors", done, sum(sizes))
             data_start = len(packed) if is_first else header.data_start
             for tensor in header.tensors if plan.factors is not None else ():
                 if tensor.name in plan.source.architecture.lists:

@@ -86,7 +86,7 @@ def _tensors(model: GgufModel, source: GgufModel, progress: Progress | None) -> 
             count += same
             different += [] if same else [tensor.name]
             if progress is not None:
-                progress("Comparing tensors", count + len(different), len(header.tensors))
+                progress("comparing tensors", count + len(different), len(header.tensors))
     if different:
         return GgufCheck("tensors", False, f"different from the source: {', '.join(sorted(different)[:5])}")
     return GgufCheck("tensors", True, f"{count} tensors ({quantization(model)}) identical to the source")

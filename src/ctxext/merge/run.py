@@ -16,6 +16,7 @@ from ctxext.checkpoint.families import family_of, text_config
 from ctxext.checkpoint.loading import forbid_downloads, quiet_transformers, without_hub
 from ctxext.checkpoint.opening import WEIGHT_SUFFIXES, Checkpoint, open_checkpoint
 from ctxext.checkpoint.other_files import VERSIONED, find_excluded_files, other_formats
+from ctxext.console import shows_progress
 from ctxext.converters.card import (
     RECIPE_FILE,
     CardFacts,
@@ -117,6 +118,7 @@ class Merged:
 
 
 @accepts_options(OverwriteOptions)
+@shows_progress("merging")
 def merge(
     model: str | Path,
     adapter: str | Path,
@@ -136,7 +138,8 @@ def merge(
         options: Options for replacing OUT. Each field is also a keyword argument, as overwrite=True.
         revision: A branch, tag or commit on the Hub.
         token: A Hub token.
-        progress: Called with a label, bytes done and bytes in total.
+        progress: Called with a label, bytes done and bytes in total. By default, a terminal or a notebook shows a
+            progress bar.
 
     Raises:
         CtxextError: The adapter does not fit the model, or OUT is invalid; nothing is written.
@@ -288,7 +291,9 @@ def write_merged(
 
     def report(_: str, done: int, __: int) -> None:
         if progress is not None:
-            progress("merging", min(begun + done, total), total)  # The total does not include growth of the header.
+            progress(
+                "writing tensors", min(begun + done, total), total
+            )  # The total does not include growth of the header.
 
     weights = {}
     for path, listed in tensors.items():

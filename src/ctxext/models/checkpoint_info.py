@@ -81,7 +81,7 @@ class CheckpointInfo:
             "kind": self.kind,
             "model_type": self.checkpoint.config.get("model_type"),
             "recipe": origin.get("recipe"),
-            "summary": describe_steps(steps) or "stock",
+            "summary": describe_steps(steps) or "unmodified",
             "is_finetuned": bool(origin.get("finetune")),
             "source": self.source,
             "trained_length": self.trained_length,

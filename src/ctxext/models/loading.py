@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ctxext.checkpoint.loading import choose_dtype
+from ctxext.checkpoint.loading import check_dtype
 from ctxext.engines.arguments import check_arguments
 from ctxext.engines.vllm import ENGINE_NAMES
 from ctxext.errors import CtxextError
@@ -59,7 +59,7 @@ class Loading(HubOptions):
     server: ServerOptions | None = None
 
     def __post_init__(self) -> None:
-        choose_dtype(self.dtype)
+        check_dtype(self.dtype)
         arguments: Any = self.engine_arguments or {}
         if isinstance(arguments, str):
             arguments = parse_json(arguments, "--engine-args")

@@ -6,7 +6,8 @@ remote code is trusted. Without it, the rope type of `ctxext_code` would raise a
 
 from transformers import AutoConfig, PretrainedConfig, modeling_rope_utils
 
-SENTINEL = "ctxext_needs_trust_remote_code"  # The rope type in config.json; its schedule is in `ctxext_code`.
+SENTINEL = "ctxext: load this checkpoint with trust_remote_code=True"
+# The rope type in config.json, which errors of other loaders print; its schedule is in `ctxext_code`.
 
 
 def accept(*args, **kwargs):

@@ -50,7 +50,7 @@ from .private_copy import (
 )
 
 KEY = "ctxext_code"
-SENTINEL = "ctxext_needs_trust_remote_code"  # The rope type in config.json, unknown without this file.
+SENTINEL = "ctxext: load this checkpoint with trust_remote_code=True"  # The rope type in config.json.
 APPLY = ("apply_rotary_pos_emb", "apply_rotary_emb")  # The function that rotates, by family.
 
 

@@ -134,11 +134,9 @@ def prepare(
     folder: Path,
     repository: str,
     options: PushOptions,
-    *,
-    read_weights: bool = True,
     progress: Progress | None = None,
 ) -> UploadPlan:
-    """Plan the upload without writing files or sending requests; `read_weights` verifies recorded digests too."""
+    """Verify the checkpoint and plan the upload without writing files or sending requests."""
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     with hub_errors_in_one_line(repository):
@@ -152,12 +150,14 @@ def prepare(
         raise CtxextError("An adapter cannot be combined with --report.", hint="Remove --report.")
     if is_adapter:
         return pack_adapter(folder, repository, options.base)
-    return pack(folder, repository, options, read_weights=read_weights, progress=progress)
+    return pack(folder, repository, options, progress)
 
 
 @accepts_options(PushOptions)
 def plan_push(folder: str | Path, repository: str, options: PushOptions) -> UploadPlan:
     """Plan a push without writing files or sending requests: files, sizes and the model card.
+
+    The checkpoint is verified as `push` verifies it.
 
     Args:
         folder: The checkpoint.
@@ -165,9 +165,9 @@ def plan_push(folder: str | Path, repository: str, options: PushOptions) -> Uplo
         options: Options of the push. Each field is also a keyword argument of this function.
 
     Raises:
-        CtxextError: The name is not allowed, options contradict each other, or the folder is invalid.
+        CtxextError: The name is not allowed, options contradict each other, or the folder fails verification.
     """
-    return prepare(Path(folder), repository, options, read_weights=False)
+    return prepare(Path(folder), repository, options)
 
 
 @accepts_options(PushOptions)

@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
-from ctxext.converters.card import EXTENDED, CardFacts, CardResults, card_metadata, declared_base, render
+from ctxext.converters.card import (
+    ANY_ID,
+    EXTENDED,
+    CardFacts,
+    CardResults,
+    card_metadata,
+    declared_base,
+    front_matter,
+    render,
+)
 from ctxext.converters.plan import cautions_of
 from ctxext.errors import CtxextError
 from ctxext.files.content import MANIFEST, Progress, as_json, sha256_of
@@ -18,7 +27,7 @@ from ctxext.models.checkpoint_info import info_of
 from ctxext.options import option, option_name, options_of, with_documented_options
 from ctxext.publish.results import FOLDER, build_results, command_of, entry_of, files_of, read_report
 from ctxext.verify.conversion import Conversion, training_of
-from ctxext.verify.file_checks import CARD, check_weights
+from ctxext.verify.file_checks import CARD
 from ctxext.verify.run import READING, failures, run_checks
 
 REPORT, CURVE = "finetune.json", "loss.png"
@@ -50,6 +59,9 @@ class PushOptions:
     adapter: bool = option(False, help="Push only the LoRA adapter.")
     base: str | None = option(
         None, help="Base model for the card; for an adapter, its checkpoint.", metavar="USER/NAME"
+    )
+    license: str | None = option(
+        None, help="License for the card, for example apache-2.0. Default: that of the source.", metavar="ID"
     )
     check: bool = option(True, help="Verify the files before uploading.", flags=("--verify/--no-verify",))
 
@@ -112,20 +124,19 @@ def pack(
     folder: Path,
     repository: str,
     options: PushOptions,
-    *,
-    read_weights: bool = True,
     progress: Progress | None = None,
 ) -> UploadPlan:
-    """Plan the push of a full checkpoint without writing files."""
+    """Verify a full checkpoint and plan its push without writing files."""
     report = Path(options.report) if options.report else None
     conversion = _conversion_of(folder, rewritten=FOLDER if report else None, progress=progress)
     conversion.checkpoint.check_files()  # Required in any case: a link must not publish files from elsewhere.
-    checks = [item for item in READING if options.check and (read_weights or item is not check_weights)]
-    failed = failures(run_checks(checks, conversion))
+    failed = failures(run_checks(READING if options.check else (), conversion))
     if failed:
+        source = conversion.compared_source if failed[0].check == "weights" else ""
+        against = f" --against {shlex.quote(source)}" if source else ""
         raise CtxextError(
             f'"{folder}" failed verification: {failed[0].check}: {failed[0].detail}.',
-            hint=f"For details, run ctxext verify {shlex.quote(str(folder))}; to push anyway, use --no-verify.",
+            hint=f"Run ctxext verify {shlex.quote(str(folder))}{against}. If it is correct, push with --no-verify.",
         )
     results, files = None, list[Path]()
     if report:  # Match the report's entry by digest, with and without an earlier published report.
@@ -136,13 +147,28 @@ def pack(
         files = files_of(report, results.body)
         _check_links(report, files)
     texts = {f"{FOLDER}/{path.name}": path.read_bytes() for path in files}
+    facts = _facts(conversion, repository, results, base=options.base, license=options.license)
     edited = _edited_card(conversion)
     warnings = [f"{CARD} was edited by hand and is kept. Delete it to generate a new one."] if edited else []
-    card = edited or render(_facts(conversion, repository, results, base=options.base))
+    warnings += _find_gaps(card_metadata(folder) if edited else front_matter(facts), is_edited=bool(edited))
+    card = edited.replace(ANY_ID, repository) if edited else render(facts)
     names = tuple(path.as_posix() for path in conversion.checkpoint.files)
     known = {name: digest for name, digest in conversion.read_digests("weights").items() if digest}
-    known = known if check_weights in checks else {}
+    known = known if options.check else {}
     return UploadPlan(folder, names, {**texts, CARD: card.encode()}, tuple(warnings), base=options.base, known=known)
+
+
+def _find_gaps(front: Mapping[str, Any], *, is_edited: bool) -> list[str]:
+    """Return warnings about metadata that a public model needs."""
+    gaps = {
+        "base_model": ("its source is a local folder, so the card does not link to it", "--base USER/NAME"),
+        "license": ("neither its source nor its card specifies one", "--license ID, for example --license apache-2.0"),
+    }
+    return [
+        f"The model card has no {key}: {reason}. Add {f'it to {CARD}' if is_edited else option}."
+        for key, (reason, option) in gaps.items()
+        if not front.get(key)
+    ]
 
 
 def pack_adapter(folder: Path, repository: str, base: str | None = None) -> UploadPlan:
@@ -223,6 +249,7 @@ def _facts(
     results: CardResults | None,
     *,
     base: str | None = None,
+    license: str | None = None,
     is_adapter: bool = False,
 ) -> CardFacts:
     checkpoint, manifest = conversion.checkpoint, conversion.manifest
@@ -233,7 +260,7 @@ def _facts(
         source=str(source.get("name")),
         revision=source.get("revision"),
         base=base or ("" if source.get("revision") else declared_base(conversion.model.config)),
-        inherited=card_metadata(checkpoint.folder),
+        inherited=card_metadata(checkpoint.folder) | ({"license": license} if license else {}),
         recipe=recipe,
         model=conversion.model,
         rewritten=[*(conversion.manifest.get("rewritten") or {})],

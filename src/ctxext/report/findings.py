@@ -6,7 +6,7 @@ from typing import Any
 
 from ctxext.report.intervals import share_interval
 from ctxext.report.report import Report, tasks_of, texts_of
-from ctxext.tasks.registry import GROUPS
+from ctxext.tasks.registry import GROUPS, RETRIEVAL_TASKS
 
 _UNEVEN = 0.3
 _SAME_LOSS = 0.02
@@ -49,7 +49,15 @@ def _describe_retrieval(name: str, tasks: Sequence[str], models: Sequence[dict[s
     longest = max(cell["length"] for cell in cells)
     reached = [cell["length"] for cell in cells if cell["correct"]]
     if not reached:
-        return f"{name}: no correct answers at any length."
+        sentence = f"{name}: no correct answers at any length."
+        shortest = min(cell["length"] for cell in cells)
+        if any(shortest <= (model["trained_length"] or 0) for model in models):
+            easier = " or ".join(dict.fromkeys(option for task in tasks if (option := RETRIEVAL_TASKS[task].easier)))
+            sentence += (
+                f" {shortest} tokens are within the original context length, so the model probably cannot do this "
+                f"task at all, and its scores do not measure the context.{f' Use {easier}.' if easier else ''}"
+            )
+        return sentence
     length = max(reached)
     at_length = {name: [cell for cell in cells if cell["length"] == length] for name, cells in by_model.items()}
     shares = {name: pool_cells(cells) for name, cells in at_length.items() if cells}

@@ -19,7 +19,7 @@ from ctxext.files.content import sha256_of
 from ctxext.files.json_schema import RECIPE, schema_line
 from ctxext.files.length import format_length
 from ctxext.files.offline import forbid_network
-from ctxext.files.output_directory import write_whole
+from ctxext.files.output_directory import check_name, write_whole
 from ctxext.files.packages import is_installed, require
 from ctxext.models.checkpoint_info import CheckpointInfo, open_infos
 from ctxext.notebook import table
@@ -221,7 +221,7 @@ def _to_trade_off(point: "Point") -> "TradeOff":
 def format_results(checked: "Check") -> list[str]:
     """Return the results of the final evaluation as lines."""
     count = checked.stock.num_prompts
-    lines = [f"Measured on {count} unseen prompts per length:", _format_line("stock", checked.stock)]
+    lines = [f"Measured on {count} unseen prompts per length:", _format_line("unmodified", checked.stock)]
     for number, answers in sorted(checked.answers.items(), key=lambda entry: entry[1].loss):
         point, (rise, half) = checked.points[number], answers.rise(checked.stock)
         words = ["found"] if point is checked.winner else []
@@ -264,6 +264,7 @@ def _make_header(
 
 def check_recipe_place(out: Path, *, overwrite: bool) -> None:
     """Raise if the recipe file cannot be written."""
+    check_name(out)
     folder = out.resolve().parent
     if out.is_dir():
         raise CtxextError(f'"{out}" is a folder, not a recipe file.', hint=f"Use a file, for example {out}/best.yaml")

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import Pieces, Prompt, encode_parts, lay_out
@@ -165,7 +165,10 @@ class RetrievalTask(Task):
         same_questions_as: The task with the same questions in another form; empty for separate questions.
         questions_per_text: Number of consecutive questions about the same text, which is read only once.
         text: Sentences to hide needles in, if the task uses any; empty for the package's prose.
+        easier: Options of an easier task, for models that cannot do this one at any length; empty if there is none.
     """
+
+    easier: ClassVar[str] = "--task needle"
 
     scored: str = "Exact match"
     is_written: bool = False

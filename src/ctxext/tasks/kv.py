@@ -4,7 +4,7 @@ import dataclasses
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 from typing_extensions import override
 
@@ -29,6 +29,7 @@ class KeyValue(RetrievalTask):
         num_needles: Number of records with a question; it is 1 in a text that is too short.
     """
 
+    easier: ClassVar[str] = "--kv-ids number or --task needle"
     name: str = "kv"
     description: str = "The text is a JSON object of random keys and values. The answer is the value of one key."
     shows: str = "looking a key up in a long JSON object"

@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
+from typing import ClassVar
 
 from typing_extensions import override
 
@@ -55,6 +56,7 @@ class Needle(RetrievalTask):
             (https://arxiv.org/abs/2605.23170).
     """
 
+    easier: ClassVar[str] = "--task passkey"
     name: str = "needle"
     description: str = "A sentence in a long text states a number. The question at the end is about that number."
     shows: str = "finding a sentence in a long text"
@@ -110,6 +112,7 @@ class PassKey(RetrievalTask):
         num_digits: Number of digits of the pass key.
     """
 
+    easier: ClassVar[str] = ""
     name: str = "passkey"
     description: str = "A repetitive text contains a pass key. The question at the end is about the pass key."
     shows: str = "finding a pass key in a repetitive text"

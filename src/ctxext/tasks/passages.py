@@ -4,7 +4,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from ctxext.data import prose
 from ctxext.data.encoding import Encoder
@@ -44,6 +44,7 @@ class Passages(RetrievalTask):
             or the "best" chunk.
     """
 
+    easier: ClassVar[str] = ""
     name: str = "passages"
     kinds: tuple[str, ...] = ("masked", "encoder")
     scored: str = "The fact's passage is the most similar one by mean-pooled states; chance is one in eight"

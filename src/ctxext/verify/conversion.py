@@ -56,6 +56,11 @@ class Conversion:
         """The content of ctxext.json; empty without that file."""
         return self.checkpoint.read_json(MANIFEST) or {}
 
+    @property
+    def compared_source(self) -> str:
+        """Recorded name of the source with the same weights; empty if unknown, or after a training."""
+        return "" if training_of(self) else str((self.manifest.get("source") or {}).get("name") or "")
+
     def report_stage(self, stage: str) -> None:
         """Report the beginning of a stage that may take minutes."""
         if self.progress is not None:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import pickle
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,13 @@ def check_weights(conversion: Conversion) -> Finding:
     touched = [path for path in recorded if path not in known and _is_touched(conversion, path)]
     if touched:
         detail = f"modified after they were recorded, or copied without their timestamps: {quote_names(touched)}"
-        return Finding(name, FAILED, f"{detail}; --against SOURCE compares the tensors")
+        against = shlex.quote(conversion.compared_source or "SOURCE")
+        return Finding(
+            name,
+            FAILED,
+            f"{detail}; --against {against} compares the tensors, and convert --digest records digests, which copies "
+            "keep",
+        )
     if len(known) < len(recorded):
         unknown = len(recorded) - len(known)
         detail = (

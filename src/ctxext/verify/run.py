@@ -8,6 +8,7 @@ from ctxext.checkpoint.auto_class import auto_class
 from ctxext.checkpoint.families import serves_sliding
 from ctxext.checkpoint.loading import needs_accelerator
 from ctxext.checkpoint.opening import open_checkpoint
+from ctxext.console import shows_progress
 from ctxext.errors import CtxextError
 from ctxext.files.content import Progress
 from ctxext.files.packages import untested_notice
@@ -272,6 +273,7 @@ LOADING: tuple[Check, ...] = (
 """The checks that load the model."""
 
 
+@shows_progress("verifying")
 def verify(
     folder: str | Path,
     *,
@@ -291,7 +293,8 @@ def verify(
         trust_remote_code: Also run modeling code that this version did not write.
         revision: A branch, tag or commit on the Hub.
         token: A Hub token; None reads the usual places.
-        progress: Called with the name of the current file, the amount read and the total.
+        progress: Called with the name of the current file, the amount read and the total. By default, a terminal or a
+            notebook shows a progress bar.
 
     Raises:
         CtxextError: there is no such checkpoint, or third-party code would run from a revision that can change.

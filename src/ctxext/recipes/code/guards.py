@@ -15,8 +15,9 @@ CODE_KEY = "ctxext_code"
 """The block of config.json for the portable code: `rope` is the schedule that the sentinel hides, `held` its keys that
 stay at another length, `hidden` the other hidden values, `steps` one entry for each method."""
 
-SENTINEL = "ctxext_needs_trust_remote_code"
-"""A rope type and activation that only the checkpoint's code supports: unmodified transformers fails to load them."""
+SENTINEL = "ctxext: load this checkpoint with trust_remote_code=True"
+"""A rope type and activation that only the checkpoint's code supports: unmodified transformers fails to load them, with
+an error that contains this text."""
 
 _GELU_TANH = {"hidden_activation": (SENTINEL, "gelu_pytorch_tanh")}
 _GELU_NEW = {"activation_function": (SENTINEL, "gelu_new")}
