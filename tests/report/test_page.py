@@ -72,9 +72,9 @@ def summary_of(page):
 def test_many_models_stay_readable():
     page = render_page(make())
     assert "<h1>Long context: 12 models</h1>" in page
-    assert page.index('id="summary"') < page.index('class="findings"') < page.index("<h2>needle</h2>")
+    assert page.index('class="findings"') < page.index('id="summary"') < page.index("<h2>needle</h2>")
     summary = summary_of(page)
-    assert summary.count("<tr>") == 13
+    assert summary.count("<tr") == 13
     assert all(name.replace("<", "&lt;").replace(">", "&gt;") in summary for name in IDS)
     assert "<b>bold</b>" not in page
     assert "&lt;b&gt;bold&lt;/b&gt;" in page
