@@ -8,7 +8,7 @@ from records_by_hand import answers, facts, losses, report_of
 LENGTHS = tuple(1024 * 2**power for power in range(8))
 DEPTHS = tuple(number / 10 for number in range(11))
 METHODS = "yarn ntk pi llama3 longrope dynamic mspoe self-extend rerope".split()  # noqa: SIM905
-MARKUP = '<img src="https://example.org/x" onerror="document.title=\'run\'">&amp;$x$'
+MARKUP = '<img src=x onerror="document.title=1">&amp;$x$'
 STOCK = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 

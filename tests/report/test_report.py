@@ -256,7 +256,9 @@ def test_an_effective_length_at_the_longest_may_be_longer():
         }
     page = render_page(content)
     assert page.count('<td data-value="512">512</td>') == 3
-    assert "Effective length: stock ≥ 1k; ext&lt;i&gt; ≥ 1k; other ≥ 1k." in section(page, "needle")
+    head, *rows = shown(section(page, "Effective length by task"))
+    assert head == ["model", "ruler-vt", "needle"]
+    assert rows == [[name, "–", "≥ 1k"] for name in NAMES]
 
 
 def test_the_maps_of_a_task():

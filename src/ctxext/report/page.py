@@ -26,7 +26,8 @@ from ctxext.tasks.registry import RETRIEVAL_TASKS, TASKS
 _LONG_NAME = 24
 _COMMON = 0.8
 """Minimum share of the names with the same part, which is then omitted."""
-_SEPARATORS = re.compile(r"[-_]+")
+_PARTS = re.compile(r"([-_]*)([^-_]+)")
+"""The separators before a part of a name, and the part."""
 _MAX_NAMED, _MAX_TITLE = 3, 60
 _MAX_DESCRIBED = 8
 _WIDTHS = {"(max-width: 46rem)": 3.5, "": 7.2}
@@ -69,7 +70,7 @@ def render_page(report: Report) -> str:
     ran = "".join(f", {name} {versions[package]}" for package, name in engines.items() if versions.get(package))
     filters = {"safe": _Markup, "percent": format_percent, "shade": shade, "hexadecimal": hexadecimal, "ink": ink}
     picture = _draw_losses(report)
-    return load_template("ctxext.report", "page.html", _to_html, name=_get_name, **filters).render(
+    return load_template("ctxext.report", "page.html", _to_html, model_name=_get_name, **filters).render(
         title=f"Long context: {of}",
         subtitle=f"{format_count(settings['samples'], 'sample')} per cell, seed {settings['seed']}, transformers"
         f" {versions['transformers']}, torch {versions['torch']}{ran}",
@@ -133,11 +134,13 @@ def shorten_names(names: Sequence[str]) -> dict[str, str]:
     if len(names) < 2 or max(map(len, names)) <= _LONG_NAME:
         return {name: name for name in names}
     bare = {name: name.rpartition("/")[2] for name in names}
-    counts = Counter(part for name in bare.values() for part in set(_SEPARATORS.split(name)))
+    parts = {name: _PARTS.findall(without_owner) for name, without_owner in bare.items()}
+    counts = Counter(part for of_name in parts.values() for part in {part for _, part in of_name})
     shortened = {}
     for name, without_owner in bare.items():
-        parts = [part for part in _SEPARATORS.split(without_owner) if counts[part] < _COMMON * len(names)]
-        shortened[name] = "-".join(parts) or without_owner
+        rare = [separators + part for separators, part in parts[name] if counts[part] < _COMMON * len(names)]
+        has_common = len(rare) < len(parts[name])
+        shortened[name] = "".join(rare).lstrip("-_") if rare and has_common else without_owner
     for candidate in (shortened, bare):
         if len(set(candidate.values())) == len(names):
             return candidate
@@ -149,6 +152,7 @@ def _make_summary(report: Report) -> dict[str, Any]:
     if not (tasks := tasks_of(report)):
         return {}
     table = tables.tabulate_summary(report)
+    by_task = tables.tabulate_effective_lengths(report, has_leaderboard=False)
     shortest = format_length(min(cell["length"] for model in report["models"] for cell in model["cells"]))
     legends = {
         "effective length": "Effective length: the longest length up to which a model keeps 85 % of its score at "
@@ -164,6 +168,7 @@ def _make_summary(report: Report) -> dict[str, Any]:
         "table": table,
         "over": f"the mean of {', '.join(tasks)}" if len(tasks) > 1 else tasks[0],
         "legend": " ".join(legend),
+        "by_task": by_task.select([heading for heading in by_task.head if heading != "all"]),
     }
 
 
@@ -185,18 +190,12 @@ def _make_task(report: Report, task: str) -> dict[str, Any]:
     legend += "Each answer was generated." if is_written else f"{kind.scored if kind else 'Exact match'}."
     if any(_is_beyond(model, length) for model, length in itertools.product(scores.models, scores.lengths)):
         legend += " *: beyond the model's original context length."
-    effective_lengths = []
-    for model in scores.models:
-        effective = (model.get("effective") or {}).get("tasks", {}).get(task)
-        if effective:
-            effective_lengths.append(f"{model['name']} {tables.effective_text(effective, scores.lengths[-1])}")
     return {
         "name": task,
         "description": description,
         "legend": legend,
         "depths": ["anywhere" if depth is None else round(100 * depth) for depth in scores.depths],
         "maps": [(length, _make_map(scores, length)) for length in scores.lengths],
-        "effective": "; ".join(effective_lengths),
         "counts": tables.tabulate_counts(scores),
     }
 
@@ -227,7 +226,7 @@ def _make_perplexity(report: Report, *, has_lines: bool) -> tables.Table:
         for name, text, *cells in table.rows
     ]
     note = f"{task.description}\nText: {_get_data_name(report)}."
-    return tables.Table(task.name.capitalize(), head, rows, note).select(head if has_lines else head[1:])
+    return tables.Table(task.name.capitalize(), head, rows).select(head if has_lines else head[1:], note=note)
 
 
 def _make_longppl(report: Report) -> tables.Table:
