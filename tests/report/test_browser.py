@@ -127,7 +127,7 @@ def expected_keys(report):
         for model in report["models"]:
             cells = [cell for cell in model["cells"] if cell["length"] == length]
             by_model[model["name"]] = round(sum(c["correct"] for c in cells) / sum(c["samples"] for c in cells), 6)
-    for heading, key in (("effective length", "effective"), ("RULER ≥ 85.6 % (1 of 13 tasks)", "ruler")):
+    for heading, key in (("effective length", "effective"), ("RULER ≥ 85.6\xa0% (1 of 13 tasks)", "ruler")):
         keys[heading] = {model["name"]: model[key]["length"] or 0 for model in report["models"]}
     costs = {model["name"]: (model["short"] or {}).get("against") for model in report["models"]}
     keys["cost, nats"] = {name: cost and cost["loss"] for name, cost in costs.items()}

@@ -231,7 +231,7 @@ def test_the_summary_row_by_row():
     summary = page[page.index('id="summary"') : page.index("</table>")]
     head, stock, extended, other = shown(summary)
     lengths = ["256 tokens", "512 tokens", "1k tokens", "effective length"]
-    assert head == ["model", *lengths, "RULER ≥ 85.6 % (1 of 13 tasks)", "cost, nats"]
+    assert head == ["model", *lengths, "RULER ≥ 85.6\xa0% (1 of 13 tasks)", "cost, nats"]
     assert stock == ["stock", "98 (57–99)", "50 (13–87)", "–", stock[4], "≥ 256", "–"]
     assert extended == ["ext<i>", "88 (47–98)", "75 (26–96)", "62 (19–92)", extended[4], "≥ 256", "+0.333"]
     assert other[:4] == ["other", "28 (6–68)", "0 (0–56)", "0 (0–56)"]

@@ -27,7 +27,7 @@ _LONG_NAME = 24
 _COMMON = 0.8
 """Minimum share of the names with the same part, which is then omitted."""
 _PARTS = re.compile(r"([-_]*)([^-_]+)")
-"""The separators before a part of a name, and the part."""
+"""The separators before each word of a name, and the word."""
 _MAX_NAMED, _MAX_TITLE = 3, 60
 _MAX_DESCRIBED = 8
 _WIDTHS = {"(max-width: 46rem)": 3.5, "": 7.2}
