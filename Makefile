@@ -101,9 +101,9 @@ database: $(VENV)/installed
 
 # With CTXEXT_BROWSER the tests fail where it is missing. PROGRAMS in tests/report/test_browser.py lists its names.
 browser: $(VENV)/installed
-	for name in chromium chromium-headless-shell chromium-browser google-chrome; do command -v $$name && break; done > /dev/null \
+	for name in chromium-headless-shell chromium chromium-browser google-chrome; do command -v $$name && break; done > /dev/null \
 		|| test "$$(id -u)" -ne 0 \
-		|| { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends chromium > /dev/null; }
+		|| { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends chromium-headless-shell > /dev/null; }
 	CTXEXT_BROWSER=1 $(TEST_ENV) $(BIN)/python -m pytest -q $(SPREAD) -m browser tests/report
 
 story: $(VENV)/installed
