@@ -3,6 +3,7 @@
 # make check  what CI runs: linters, types, quick tests
 # make engines  the tests that need vLLM and llama.cpp, which it installs into a separate environment
 # make database  the searches that share a study, also in a separate PostgreSQL server; as root it installs Debian's
+# make browser  the pages in headless Chromium; as root it installs Debian's
 # make pythons  demo and quick tests under each supported Python, timed; uv installs the Pythons
 # make lowest  the quick tests of convert, eval, finetune and search with the lowest versions that are allowed
 # make versions  what tests/versions/ reads in the supported releases of transformers, and the quick tests of convert, inspect,
@@ -28,16 +29,20 @@ SPREAD := -n $(WORKERS) --dist worksteal
 # Each test process computes on one thread, so that the workers do not fight for the cores.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
+# Tests of engines and of a browser run in targets of their own.
+NO_EXTRAS := not engine and not browser
+QUICK := not slow and not thorough and $(NO_EXTRAS)
+
 # Tests that only read the source: its layers and its English.
 SOURCE_RULES := tests/test_architecture.py tests/test_english.py
 
-.PHONY: demo test check newest newer bench-gpu gpu-wheels fuzz slow engines database story golden affected real releases readers versions thorough lint docs pythons lowest docs-site clean
+.PHONY: demo test check newest newer bench-gpu gpu-wheels fuzz slow engines database browser story golden affected real releases readers versions thorough lint docs pythons lowest docs-site clean
 
 demo: $(VENV)/installed
 	$(BIN)/ctxext demo
 
 test: $(VENV)/installed
-	$(TEST_ENV) $(BIN)/python -m pytest -q $(SPREAD) -m "not slow and not engine and not thorough" $(SOURCE_RULES:%=--ignore=%)
+	$(TEST_ENV) $(BIN)/python -m pytest -q $(SPREAD) -m "$(QUICK)" $(SOURCE_RULES:%=--ignore=%)
 
 check: lint test
 
@@ -56,10 +61,10 @@ fuzz: $(VENV)/installed
 PART ?= 0/1
 thorough: $(VENV)/installed
 	$(TEST_ENV) $(BIN)/python -m pytest -q $(SPREAD) --durations=20 --part $(PART) \
-		-m "thorough and not slow and not engine" --ignore=tests/versions
+		-m "thorough and not slow and $(NO_EXTRAS)" --ignore=tests/versions
 
 slow: $(VENV)/installed
-	$(TEST_ENV) $(BIN)/python -m pytest -q $(SPREAD) -m "(slow or thorough) and not engine"
+	$(TEST_ENV) $(BIN)/python -m pytest -q $(SPREAD) -m "(slow or thorough) and $(NO_EXTRAS)"
 
 # What converters/engine_support.toml says of methods with code was seen here; tools/measure_engines.py measures the others. llama.cpp's converter comes with
 # the sources of llama-cpp-python, which are not built.
@@ -95,6 +100,13 @@ database: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) $(foreach driver,$(DATABASE_DRIVERS),"$(driver)")
 	CTXEXT_DATABASE=1 $(TEST_ENV) $(BIN)/python -m pytest -q $(SPREAD) -m database tests/search
 
+# With CTXEXT_BROWSER the tests fail where it is missing. PROGRAMS in tests/report/test_browser.py lists its names.
+browser: $(VENV)/installed
+	for name in chromium-headless-shell chromium chromium-browser google-chrome; do command -v $$name && break; done > /dev/null \
+		|| test "$$(id -u)" -ne 0 \
+		|| { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends chromium-headless-shell > /dev/null; }
+	CTXEXT_BROWSER=1 $(TEST_ENV) $(BIN)/python -m pytest -q $(SPREAD) -m browser tests/report
+
 story: $(VENV)/installed
 	rm -rf .venv-story && $(PYTHON) -m venv .venv-story
 	.venv-story/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) ".[all]" nbclient ipykernel
@@ -111,7 +123,7 @@ real: $(VENV)/installed
 		$(BIN)/python -m pytest -q -s -k real_model tests/test_readme.py
 
 affected: $(VENV)/installed
-	$(TEST_ENV) $(BIN)/python -m pytest -q $(SPREAD) -m "not slow and not engine and not thorough" \
+	$(TEST_ENV) $(BIN)/python -m pytest -q $(SPREAD) -m "$(QUICK)" \
 		$$($(BIN)/python tools/affected.py $(FILES))
 
 golden: $(VENV)/installed
@@ -137,14 +149,14 @@ versions: releases
 	set -e; for version in $(VERSIONS); do \
 		echo "== transformers $$version"; \
 		PYTHONPATH=$(RELEASES)/$$version $(TEST_ENV) $(BIN)/python -m pytest -q $(SPREAD) \
-			-m "not slow and not engine and not thorough" $(VERSIONS_TESTS); \
+			-m "$(QUICK)" $(VERSIONS_TESTS); \
 	done
 
 newest:
 	rm -rf .venv-newest && $(PYTHON) -m venv .venv-newest
 	grep '^torch==' $(CONSTRAINTS) > .venv-newest/torch.txt
 	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-newest/torch.txt -e ".[dev]"
-	$(TEST_ENV) .venv-newest/bin/python -m pytest -q $(SPREAD) -m "not slow and not engine and not thorough"
+	$(TEST_ENV) .venv-newest/bin/python -m pytest -q $(SPREAD) -m "$(QUICK)"
 
 newer: $(VENV)/installed
 	$(BIN)/python tools/newest.py; case $$? in 0) $(MAKE) newest ;; 1) ;; *) exit 2 ;; esac
@@ -177,7 +189,7 @@ lowest: $(UV)
 	$(UV) venv --quiet --clear --python 3.11 .venv-lowest
 	$(if $(TORCH),echo "torch==$(TORCH)") > .venv-lowest/override.txt
 	$(UV) pip install --quiet --python .venv-lowest --resolution lowest-direct --override .venv-lowest/override.txt -e ".[dev]"
-	$(TEST_ENV) .venv-lowest/bin/python -m pytest -q $(SPREAD) -m "not slow and not engine and not thorough" $(LOWEST_TESTS)
+	$(TEST_ENV) .venv-lowest/bin/python -m pytest -q $(SPREAD) -m "$(QUICK)" $(LOWEST_TESTS)
 
 bench-gpu: $(VENV)/installed
 	$(BIN)/python benchmarks/gpu_session.py $(BENCH_GPU)

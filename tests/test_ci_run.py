@@ -20,6 +20,7 @@ case $1 in
   test) exit ${QUICK:-0} ;;
   thorough) while ! [ -s "$STORY_PROCESS" ]; do sleep 0.01; done; exit ${TESTS:-0} ;;
   database) exit ${DATABASE:-0} ;;
+  browser) exit ${BROWSER:-0} ;;
   newer) exit ${NEWER:-0} ;;
 esac
 """
@@ -64,6 +65,7 @@ def test_every_step_runs_and_is_shown(ci):
         "make test",
         "make thorough PART=0/6",
         "make database",
+        "make browser",
         "make newer",
         "make golden ONLY=help,errors,configurations",
         "make story PART=0/6",
@@ -92,6 +94,7 @@ def test_the_commit_chooses_the_part(ci, tmp_path):
         ({"QUICK": "4"}, "make test"),
         ({"TESTS": "5"}, "make thorough PART=0/6"),
         ({"DATABASE": "8"}, "make database"),
+        ({"BROWSER": "2"}, "make browser"),
         ({"NEWER": "7"}, "make newer"),
         ({"STORY": "6"}, "the story ends"),
     ],

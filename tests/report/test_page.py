@@ -72,9 +72,9 @@ def summary_of(page):
 def test_many_models_stay_readable():
     page = render_page(make())
     assert "<h1>Long context: 12 models</h1>" in page
-    assert page.index('id="summary"') < page.index('class="findings"') < page.index("<h2>needle</h2>")
+    assert page.index('class="findings"') < page.index('id="summary"') < page.index("<h2>needle</h2>")
     summary = summary_of(page)
-    assert summary.count("<tr>") == 13
+    assert summary.count("<tr") == 13
     assert all(name.replace("<", "&lt;").replace(">", "&gt;") in summary for name in IDS)
     assert "<b>bold</b>" not in page
     assert "&lt;b&gt;bold&lt;/b&gt;" in page
@@ -166,7 +166,7 @@ def test_the_leaderboard_s_length_is_on_page_terminal_and_card():
     terminal = console.file.getvalue()
     card = build_results(report, report["models"][0], ()).body
     for text in (summary_of(page), terminal, card[card.index("### RULER") :]):
-        assert re.search(r"RULER ≥ 85.6 % \(1 of 13 tasks\)", text)
+        assert re.search(r"RULER ≥ 85.6\s% \(1 of 13 tasks\)", text)
         assert re.search(r"\b8k\b", text.split("85.6 % (1 of", 1)[1])
     assert "| 95.0 | 90.0 | 20.0 |" in card
 

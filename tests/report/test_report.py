@@ -1,6 +1,9 @@
 """A small report, worked out by hand or by other formulas, and everything that is drawn and written from it."""
 
+import base64
+import dataclasses
 import io
+import itertools
 import math
 import random
 import re
@@ -65,7 +68,7 @@ def report(names=NAMES, shuffle=None, **changes):
 
 def shown(markup):
     """Cells of each row of a table, as text."""
-    rows = re.findall(r"<tr>(.*?)</tr>", markup, re.DOTALL)
+    rows = re.findall(r"<tr[^>]*>(.*?)</tr>", markup, re.DOTALL)
     return [
         [
             unescape(re.sub(r"<[^>]+>", "", cell))
@@ -228,7 +231,7 @@ def test_the_summary_row_by_row():
     summary = page[page.index('id="summary"') : page.index("</table>")]
     head, stock, extended, other = shown(summary)
     lengths = ["256 tokens", "512 tokens", "1k tokens", "effective length"]
-    assert head == ["model", *lengths, "RULER ≥ 85.6 % (1 of 13 tasks)", "cost, nats"]
+    assert head == ["model", *lengths, "RULER ≥ 85.6\xa0% (1 of 13 tasks)", "cost, nats"]
     assert stock == ["stock", "98 (57–99)", "50 (13–87)", "–", stock[4], "≥ 256", "–"]
     assert extended == ["ext<i>", "88 (47–98)", "75 (26–96)", "62 (19–92)", extended[4], "≥ 256", "+0.333"]
     assert other[:4] == ["other", "28 (6–68)", "0 (0–56)", "0 (0–56)"]
@@ -253,7 +256,9 @@ def test_an_effective_length_at_the_longest_may_be_longer():
         }
     page = render_page(content)
     assert page.count('<td data-value="512">512</td>') == 3
-    assert "Effective length: stock ≥ 1k; ext&lt;i&gt; ≥ 1k; other ≥ 1k." in section(page, "needle")
+    head, *rows = shown(section(page, "Effective length by task"))
+    assert head == ["model", "ruler-vt", "needle"]
+    assert rows == [[name, "–", "≥ 1k"] for name in NAMES]
 
 
 def test_the_maps_of_a_task():
@@ -281,7 +286,7 @@ def test_the_maps_of_a_task():
 def test_the_other_tables_of_the_page():
     page = render_page(report())
     head, *rows = shown(section(page, "Perplexity").split("</figure>")[1])
-    assert head == ["", "model", "documents", "256", "1024", "256, sliding", "1024, sliding"]
+    assert head == ["line", "model", "documents", "256", "1024", "256, sliding", "1024, sliding"]
     e = math.e
     expected = [f"{e**2.5:.2f}", None, f"{e ** (19 / 6):.2f}", f"{e:.2f}"]
     for number, row in enumerate(rows):
@@ -333,20 +338,26 @@ def test_the_title_names_three_models_at_most(count, title):
     assert f"<h1>Long context: {title}</h1>" in render_page(content)
 
 
-def test_every_reader_sees_the_picture_for_the_theme(monkeypatch):
-    monkeypatch.setattr(pictures, "draw_losses", lambda report, *, theme, has_legend: Figure(theme))
-    monkeypatch.setattr(pictures, "as_png", lambda figure: figure.theme.encode())
+def test_every_reader_sees_the_picture_for_the_width_and_the_theme(monkeypatch):
+    monkeypatch.setattr(pictures, "draw_losses", lambda report, *, theme, has_legend, width: Figure(theme, width))
+    monkeypatch.setattr(pictures, "as_png", lambda figure: f"{figure.theme} {figure.width}".encode())
     page = render_page(report())
-    assert 'scheme: dark)" srcset="data:image/png;base64,ZGFyaw=="' in page
-    assert '<img src="data:image/png;base64,bGlnaHQ=" width="960"' in page
+    sources = re.findall(r'<source media="(.*?)" srcset="data:image/png;base64,(.*?)" width="(.*?)"', page)
+    sources += [("", *re.findall(r'<img src="data:image/png;base64,(.*?)" width="(.*?)"', page)[0])]
+    assert [(media, base64.b64decode(data).decode(), width) for media, data, width in sources] == [
+        ("(max-width: 46rem) and (prefers-color-scheme: dark)", "dark 3.5", "336"),
+        ("(max-width: 46rem)", "light 3.5", "336"),
+        ("(prefers-color-scheme: dark)", "dark 7.2", "691"),
+        ("", "light 7.2", "691"),
+    ]
 
 
 class Figure:
-    def __init__(self, theme):
-        self.theme = theme
+    def __init__(self, theme, width):
+        self.theme, self.width = theme, width
 
     def get_size_inches(self):
-        return 10.0, 5.0
+        return self.width, 5.0
 
 
 def test_names_that_differ_little():
@@ -413,6 +424,38 @@ def test_curves_are_drawn_at_the_middle_of_their_tokens():
     assert axes.get_xlim() == (0, 1024)
     assert axes.get_legend() is not None
     assert pictures.draw_losses(report(), has_legend=False).axes[0].get_legend() is None
+
+
+def test_names_in_pictures_are_text_and_fit():
+    content = report()
+    names = [f"_{number}-{'long-name-' * 3}$\\frac$" for number in range(30)]
+    content["models"] = [{**content["models"][1], "name": name, "cells": []} for name in names]
+    figure = pictures.draw_losses(content)
+    figure.draw_without_rendering()
+    legend = figure.axes[0].get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == names
+    assert all(figure.bbox.contains(*corner) for corner in legend.get_window_extent().corners())
+    assert figure.axes[0].bbox.width > 200
+    scores = heat_map(report()["models"], "needle")
+    models = [{**scores.models[1], "name": name} for name in names[:6]]
+    cells = {(model["name"], *key[1:]): cell for model in models for key, cell in scores.cells.items()}
+    figure = pictures.draw_heat_maps(dataclasses.replace(scores, models=models, cells=cells))
+    figure.draw_without_rendering()
+    titles = [axes.title.get_window_extent() for axes in figure.axes if axes.get_visible()]
+    assert len(titles) == 6
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(titles, 2))
+    assert all(figure.bbox.contains(*corner) for title in titles for corner in title.corners())
+
+
+def test_a_line_marks_an_original_length_inside_the_picture():
+    content = report()
+    for model, trained in zip(content["models"], (128, 256, 4096), strict=True):
+        model["trained_length"] = trained
+    figure = pictures.draw_losses(content)
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    assert [text.get_text() for text in axes.texts] == ["original length 128", "original length 256"]
+    assert not axes.texts[0].get_window_extent().overlaps(axes.texts[1].get_window_extent())
 
 
 def test_files_of_a_report(tmp_path, monkeypatch):

@@ -86,6 +86,6 @@ def test_the_summary_marks_the_best_and_has_sort_values(report):
     assert table.rows[0][0] == tables.Cell("stock", "owner/stock", "owner/stock", "name")
     assert table.rows[1][0] == tables.Cell("mine", "mine", "", "name")
     assert table.rows[0][2] == tables.Cell("0", "0.000000", "0–98")
-    assert table.rows[1][2] == tables.Cell("–", -1)
-    assert [row[-1] for row in table.rows] == [tables.Cell("–", 0), tables.Cell("+0.500", "0.500000")]
+    assert table.rows[1][2] == tables.Cell("–")
+    assert [row[-1] for row in table.rows] == [tables.Cell("–"), tables.Cell("+0.500", "0.500000")]
     assert tables.tabulate_summary({**report, "models": []}).rows == []

@@ -8,7 +8,7 @@ from typing import Any
 from ctxext.compare import tables
 from ctxext.compare.verdict import format_difference
 from ctxext.files.strict import in_markdown
-from ctxext.report.findings import pool_cells
+from ctxext.report.findings import format_count, pool_cells
 from ctxext.report.report import Report, heat_map, tasks_of
 
 PAGE, BENCH = "comparison.md", "bench.jsonl"
@@ -22,7 +22,8 @@ def format_markdown(report: Report) -> str:
     loaded = report["models"][0]
     lines = [f"# {in_markdown(content['source'])} to {content['target_length']} tokens", ""]
     lines += [in_markdown(content["verdict"]), ""]
-    lines += [f"{settings['samples']} questions per depth, seed {settings['seed']}, {loaded.get('dtype')} on "]
+    questions = format_count(settings["samples"], "question")
+    lines += [f"{questions} per depth, seed {settings['seed']}, {loaded.get('dtype')} on "]
     lines[-1] += f"{loaded.get('device')}; {versions}. Confidence intervals are 95 %, those of differences "
     lines[-1] += f"{100 * content['confidence']:.3g} %, as {len(report['models']) - 1} methods are compared."
     rows = [row for row in content["models"] if row.get("against") or row.get("beyond")]

@@ -15,7 +15,7 @@ from ctxext.files.strict import in_markdown
 from ctxext.options import flag_of
 from ctxext.redaction import redact
 from ctxext.report import tables
-from ctxext.report.findings import findings, pool_cells
+from ctxext.report.findings import findings, format_count, pool_cells
 from ctxext.report.report import Report, explain_malformed, heat_map, tasks_of
 from ctxext.tasks.registry import NAMES, RETRIEVAL_TASKS, TASKS, USERS, expand_groups
 from ctxext.tasks.settings import Settings
@@ -80,9 +80,9 @@ def conditions(report: Report, entry: Mapping[str, Any]) -> str:
     else:
         computed = f"computed in {entry.get('dtype')} on {entry.get('device')} with {entry.get('attention')} attention"
     return in_markdown(
-        f"{settings['samples']} samples per cell, seed {settings['seed']}; answers {answers}; {computed}, transformers "
-        f"{versions.get('transformers')}, torch {versions.get('torch')}{engine}. Shares have Wilson intervals. "
-        f"Measured checkpoint: `{entry['digest'][:12]}`. "
+        f"{format_count(settings['samples'], 'sample')} per cell, seed {settings['seed']}; answers {answers}; "
+        f"{computed}, transformers {versions.get('transformers')}, torch {versions.get('torch')}{engine}. "
+        f"Shares have Wilson intervals. Measured checkpoint: `{entry['digest'][:12]}`. "
         f"All figures: [{FOLDER}/report.json]({FOLDER}/report.json)."
     )
 

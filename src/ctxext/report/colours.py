@@ -1,7 +1,7 @@
 """Colours of scores and curves, distinguishable by colour-blind readers, and of readable text on them."""
 
 _STOPS = ((0.0, (161, 72, 36)), (0.5, (244, 226, 180)), (1.0, (28, 112, 122)))
-SERIES = ("#1c707a", "#c8641e", "#7a5195", "#5b8c2a", "#d14d72", "#3f6fd0", "#8a6d1f", "#6b6b6b")
+SERIES = ("#1c707a", "#c8641e", "#8459a0", "#5b8c2a", "#d14d72", "#3f6fd0", "#8a6d1f", "#6b6b6b")
 """Colours of curves, in the order of the models."""
 _DASHES: tuple[tuple[float, ...], ...] = ((), (6, 2), (2, 1.5), (6, 2, 1.5, 2))
 

@@ -37,6 +37,11 @@ def format_percent(share: float) -> str:
     return str(min(99, max(1, value)) if 0 < share < 1 else value)
 
 
+def format_count(number: int, noun: str) -> str:
+    """Format a number with its noun, which gets an "s" unless the number is 1."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def format_interval(low: float, high: float) -> str:
     """Format an interval of shares in whole percent."""
     return f"{format_percent(low)}–{format_percent(high)}"

@@ -2,10 +2,11 @@
 
 import base64
 import dataclasses
+import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from ctxext.files.packages import install_command, is_installed
 from ctxext.files.templates import load_template
 from ctxext.report import tables
 from ctxext.report.colours import hexadecimal, ink, series_style, shade
-from ctxext.report.findings import findings, format_percent
+from ctxext.report.findings import findings, format_count, format_percent
 from ctxext.report.report import HeatMap, Report, heat_map, tasks_of
 from ctxext.tasks.longppl import LongPerplexity
 from ctxext.tasks.perplexity import Short
@@ -25,8 +26,13 @@ from ctxext.tasks.registry import RETRIEVAL_TASKS, TASKS
 _LONG_NAME = 24
 _COMMON = 0.8
 """Minimum share of the names with the same part, which is then omitted."""
-_SEPARATORS = re.compile(r"[-_]+")
+_PARTS = re.compile(r"([-_]*)([^-_]+)")
+"""The separators before each word of a name, and the word."""
 _MAX_NAMED, _MAX_TITLE = 3, 60
+_MAX_DESCRIBED = 8
+_WIDTHS = {"(max-width: 46rem)": 3.5, "": 7.2}
+"""Width of the picture of losses in inches, by media condition; the text has the same size in all."""
+_THEMES = {"(prefers-color-scheme: dark)": "dark", "": "light"}
 
 
 def write_report(report: Report, folder: Path) -> list[Path]:
@@ -63,21 +69,23 @@ def render_page(report: Report) -> str:
     engines = {"vllm": "vLLM", "xllamacpp": "llama.cpp by xllamacpp", "server": "served by"}
     ran = "".join(f", {name} {versions[package]}" for package, name in engines.items() if versions.get(package))
     filters = {"safe": _Markup, "percent": format_percent, "shade": shade, "hexadecimal": hexadecimal, "ink": ink}
-    return load_template("ctxext.report", "page.html", _to_html, **filters).render(
+    picture = _draw_losses(report)
+    return load_template("ctxext.report", "page.html", _to_html, model_name=_get_name, **filters).render(
         title=f"Long context: {of}",
-        subtitle=f"{settings['samples']} samples per cell, seed {settings['seed']}, transformers"
+        subtitle=f"{format_count(settings['samples'], 'sample')} per cell, seed {settings['seed']}, transformers"
         f" {versions['transformers']}, torch {versions['torch']}{ran}",
         summary=_make_summary(report),
         findings=findings(report),
         tasks=[_make_task(report, task) for task in tasks_of(report)],
-        perplexity=_make_perplexity(report),
-        picture=_draw_losses(report),
+        perplexity=_make_perplexity(report, has_lines=bool(picture["sources"])),
+        picture=picture,
         tables=[
             _make_longppl(report),
             _make_original_length(report),
             dataclasses.replace(tables.tabulate_harness(models), title="lm-evaluation-harness"),
         ],
         models=tables.tabulate_models(report),
+        whole_names={model["name"]: model["whole"] for model in models},
         settings=tables.tabulate_settings(report),
         version=versions["ctxext"],
     )
@@ -98,6 +106,11 @@ def _to_html(value: Any) -> str:
         return f'{text}<br><span class="soft whole">{note}</span>' if note else text
     tag = {"best": "b", "code": "code"}.get(value.style)
     return (f"<{tag}>{text}</{tag}>" if tag else text) + (f' <span class="soft">({note})</span>' if note else "")
+
+
+def _get_name(value: Any) -> str:
+    """Return the model of a cell in the column of models."""
+    return str(value.value if isinstance(value, tables.Cell) else value)
 
 
 def _with_short_names(report: Report) -> Report:
@@ -121,11 +134,13 @@ def shorten_names(names: Sequence[str]) -> dict[str, str]:
     if len(names) < 2 or max(map(len, names)) <= _LONG_NAME:
         return {name: name for name in names}
     bare = {name: name.rpartition("/")[2] for name in names}
-    counts = Counter(part for name in bare.values() for part in set(_SEPARATORS.split(name)))
+    parts = {name: _PARTS.findall(without_owner) for name, without_owner in bare.items()}
+    counts = Counter(part for of_name in parts.values() for part in {part for _, part in of_name})
     shortened = {}
     for name, without_owner in bare.items():
-        parts = [part for part in _SEPARATORS.split(without_owner) if counts[part] < _COMMON * len(names)]
-        shortened[name] = "-".join(parts) or without_owner
+        rare = [separators + part for separators, part in parts[name] if counts[part] < _COMMON * len(names)]
+        has_common = len(rare) < len(parts[name])
+        shortened[name] = "".join(rare).lstrip("-_") if rare and has_common else without_owner
     for candidate in (shortened, bare):
         if len(set(candidate.values())) == len(names):
             return candidate
@@ -133,14 +148,27 @@ def shorten_names(names: Sequence[str]) -> dict[str, str]:
 
 
 def _make_summary(report: Report) -> dict[str, Any]:
-    """Return the table of models by prompt length, with the words of its legend; empty without retrieval tasks."""
+    """Return the table of models by prompt length, with a legend of its columns; empty without retrieval tasks."""
     if not (tasks := tasks_of(report)):
         return {}
+    table = tables.tabulate_summary(report)
+    by_task = tables.tabulate_effective_lengths(report, has_leaderboard=False)
+    shortest = format_length(min(cell["length"] for model in report["models"] for cell in model["cells"]))
+    legends = {
+        "effective length": "Effective length: the longest length up to which a model keeps 85 % of its score at "
+        f"{shortest} tokens; none if that score is below 85.6 %, RULER's threshold.",
+        tables.leaderboard_heading(report["models"]): "RULER ≥ 85.6 %: the longest length up to which RULER's score is "
+        "at least 85.6 % at every length, as on its leaderboard.",
+        "cost, nats": "Cost: loss at the original context length against the source model.",
+    }
+    legend = [sentence for heading, sentence in legends.items() if heading in table.head]
+    if any(cell.style == "best" for row in table.rows for cell in row):
+        legend.insert(0, "Bold: the interval is above those of all other models.")
     return {
-        "table": tables.tabulate_summary(report),
+        "table": table,
         "over": f"the mean of {', '.join(tasks)}" if len(tasks) > 1 else tasks[0],
-        "shortest": format_length(min(cell["length"] for model in report["models"] for cell in model["cells"])),
-        "leaderboard": tables.leaderboard_heading(report["models"]),
+        "legend": " ".join(legend),
+        "by_task": by_task.select([heading for heading in by_task.head if heading != "all"]),
     }
 
 
@@ -157,41 +185,48 @@ def _make_task(report: Report, task: str) -> dict[str, Any]:
         description += " The model may reason before its answer."
     if settings.get("repeat_question") and "repeat_question" in options:
         description += " The question is also before the text."
-    effective_lengths = []
-    for model in scores.models:
-        effective = (model.get("effective") or {}).get("tasks", {}).get(task)
-        if effective:
-            effective_lengths.append(f"{model['name']} {tables.effective_text(effective, scores.lengths[-1])}")
+    legend = "Percentage of correct answers "
+    legend += "by prompt length. " if scores.depths == [None] else "by depth and prompt length. "
+    legend += "Each answer was generated." if is_written else f"{kind.scored if kind else 'Exact match'}."
+    if any(_is_beyond(model, length) for model, length in itertools.product(scores.models, scores.lengths)):
+        legend += " *: beyond the model's original context length."
     return {
         "name": task,
         "description": description,
-        "answered": "Each answer was generated" if is_written else kind.scored if kind else "Exact match",
+        "legend": legend,
         "depths": ["anywhere" if depth is None else round(100 * depth) for depth in scores.depths],
         "maps": [(length, _make_map(scores, length)) for length in scores.lengths],
-        "effective": "; ".join(effective_lengths),
         "counts": tables.tabulate_counts(scores),
     }
 
 
 def _make_map(scores: HeatMap, length: int) -> list[tuple[Any, ...]]:
-    """Return for each model its name, its cells at a length by depth, and its share with the interval."""
+    """Return for each model its name, its mark, its cells at a length by depth, and its share with the interval."""
     rows = []
     for model in scores.models:
         cells, share, interval = tables.score_at(scores, model, length)
         if share:
-            beyond = "*" if model["trained_length"] and length > model["trained_length"] else ""
-            rows.append((f"{model['name']}{beyond}", cells, share, interval))
+            rows.append((model["name"], "*" if _is_beyond(model, length) else "", cells, share, interval))
     return rows
 
 
-def _make_perplexity(report: Report) -> tables.Table:
+def _is_beyond(model: Mapping[str, Any], length: int) -> bool:
+    return bool(model["trained_length"]) and length > model["trained_length"]
+
+
+def _make_perplexity(report: Report, *, has_lines: bool) -> tables.Table:
+    """Return the table of perplexity, with the line of each model in the picture."""
     table = tables.tabulate_perplexity(report)
     if not table.rows:
         return table
     task, lines = TASKS[table.title], map(_draw_line, range(len(report["models"])))
-    head = ["", "model", *(heading.replace(" tokens", "") for heading in table.head[2:])]
-    rows = [["" if text else next(lines), f"{name}{text and f', {text}'}", *cells] for name, text, *cells in table.rows]
-    return tables.Table(task.name.capitalize(), head, rows, f"{task.description}\nText: {_get_data_name(report)}.")
+    head = ["line", "model", *(heading.replace(" tokens", "") for heading in table.head[2:])]
+    rows = [
+        ["" if text else next(lines), tables.Cell(f"{name}{text and f', {text}'}", name), *cells]
+        for name, text, *cells in table.rows
+    ]
+    note = f"{task.description}\nText: {_get_data_name(report)}."
+    return tables.Table(task.name.capitalize(), head, rows).select(head if has_lines else head[1:], note=note)
 
 
 def _make_longppl(report: Report) -> tables.Table:
@@ -223,34 +258,43 @@ def _make_original_length(report: Report) -> tables.Table:
 
 
 def _draw_losses(report: Report) -> dict[str, Any]:
-    """Draw losses by position in both themes; the browser selects one."""
+    """Draw losses by position for wide and narrow screens in both themes; the browser selects one."""
     curves = [model["perplexity"] for model in report["models"] if model["perplexity"]]
-    picture = dict.fromkeys(("light", "dark", "width", "description", "install"), "")
+    picture: dict[str, Any] = {"sources": [], "description": "", "install": ""}
     picture["stride"] = report["settings"]["stride"] if curves and "sliding" in curves[0] else ""
     if not is_installed("matplotlib"):
         return {**picture, "install": install_command("matplotlib")}
     from ctxext.report.pictures import as_png, draw_losses
 
-    for theme in ("light", "dark"):
-        figure = draw_losses(report, theme=theme, has_legend=False)
+    for (narrow, inches), (dark, theme) in itertools.product(_WIDTHS.items(), _THEMES.items()):
+        figure = draw_losses(report, theme=theme, has_legend=False, width=inches)
         if figure is None:
             return picture
-        picture["width"] = round(figure.get_size_inches()[0] * 96)
-        picture[theme] = "data:image/png;base64," + base64.b64encode(as_png(figure)).decode()
+        width, height = (round(96 * size) for size in figure.get_size_inches())
+        data = "data:image/png;base64," + base64.b64encode(as_png(figure)).decode()
+        media = " and ".join(filter(None, (narrow, dark)))
+        picture["sources"].append({"media": media, "data": data, "width": width, "height": height})
     return {**picture, "description": _describe_losses(report)}
 
 
 def _describe_losses(report: Report) -> str:
-    """Describe each model's loss at the start, at the original context length, and at the end."""
+    """Describe each model's loss at the start, at the original context length, and at the end.
+
+    Of many models, only the lowest and the highest loss at the end are described.
+    """
+    models = [model for model in report["models"] if model["perplexity"]]
+    longest = max(model["perplexity"]["length"] for model in models)
     texts = []
-    for model in report["models"]:
-        if model["perplexity"]:
-            curve, trained = model["perplexity"]["curve"], model["trained_length"]
-            places = {"at the start": curve[0], "at the end": curve[-1]}
-            inside = [point for point in curve if trained and point["end"] <= trained < curve[-1]["end"]]
-            if inside[1:]:
-                places = {"at the start": curve[0], f"at {format_length(trained)}": inside[-1], "at the end": curve[-1]}
-            shown = ", ".join(f"{point['loss']:.2f} {place}" for place, point in places.items())
-            texts.append(f"{model['name']}: {shown}")
-    longest = max(model["perplexity"]["length"] for model in report["models"] if model["perplexity"])
+    for model in models:
+        curve, trained = model["perplexity"]["curve"], model["trained_length"]
+        places = {"at the start": curve[0], "at the end": curve[-1]}
+        inside = [point for point in curve if trained and point["end"] <= trained < curve[-1]["end"]]
+        if inside[1:]:
+            places = {"at the start": curve[0], f"at {format_length(trained)}": inside[-1], "at the end": curve[-1]}
+        shown = ", ".join(f"{point['loss']:.2f} {place}" for place, point in places.items())
+        texts.append(f"{model['name']}: {shown}")
+    if len(models) > _MAX_DESCRIBED:
+        ends = sorted((model["perplexity"]["curve"][-1]["loss"], model["name"]) for model in models)
+        (least, lowest), (most, highest) = ends[0], ends[-1]
+        texts = [f"{len(models)} models, at the end from {lowest}, {least:.2f}, to {highest}, {most:.2f}"]
     return f"Loss in nats per token by position, up to {format_length(longest)} tokens. {'; '.join(texts)}."

@@ -2,6 +2,7 @@
 
 import io
 import math
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,6 +25,10 @@ _INK = {"light": "#222222", "dark": "#e4e4e4"}
 _PAPER = {"light": "#ffffff", "dark": "#17191c"}
 _FAINT = {"light": "#d5d5d5", "dark": "#3a3e44"}
 _MAX_COLUMNS = 4
+_CHARACTER = 0.08
+"""Width of a character of a name, in inches."""
+_LEGEND_LINE = 0.17
+"""Height of a name in a legend, in inches."""
 _MAX_NUMBERED = 400
 _SMOOTHED = (0.25, 0.5, 0.25)
 _SPAN = 0.05
@@ -43,6 +48,7 @@ def draw_heat_maps(heat_map: HeatMap) -> Figure:
         for number, axes in enumerate(grid.flat):
             if number < len(models):
                 _draw_heat_map(axes, heat_map, models[number])
+                axes.set_title(textwrap.fill(models[number]["name"], int(width / _CHARACTER)), fontsize=9)
                 axes.tick_params(labelbottom=number + columns >= len(models))
             else:
                 axes.set_visible(False)
@@ -61,7 +67,6 @@ def _draw_heat_map(axes: "Axes", heat_map: HeatMap, model: Mapping[str, Any]) ->
     columns = [[cell["share"] if cell else math.nan for cell in heat_map.row(model, length)] for length in lengths]
     colours = LinearSegmentedColormap.from_list("share", [hexadecimal(shade(i / 20)) for i in range(21)])
     axes.imshow(list(zip(*columns, strict=True)), aspect="auto", cmap=colours, vmin=0, vmax=1)
-    axes.set_title(model["name"], fontsize=9)
     axes.set_xticks(range(len(lengths)), [format_length(length) for length in lengths], fontsize=8)
     axes.set_yticks(
         range(len(depths)), ["any" if depth is None else f"{round(100 * depth)} %" for depth in depths], fontsize=8
@@ -81,21 +86,26 @@ def _draw_heat_map(axes: "Axes", heat_map: HeatMap, model: Mapping[str, Any]) ->
         axes.axvline(beyond[0] - 0.5, color=axes.xaxis.label.get_color(), linewidth=1.4)
 
 
-def draw_losses(report: Report, *, theme: str = "light", has_legend: bool = True) -> Figure | None:
-    """Draw the loss by position of every model, and mark original context lengths; return None if unmeasured."""
+def draw_losses(report: Report, *, theme: str = "light", has_legend: bool = True, width: float = 7.2) -> Figure | None:
+    """Draw the loss by position of every model, and mark original context lengths; return None if unmeasured.
+
+    The width is in inches. A long legend makes the figure higher.
+    """
     models = [model for model in report["models"] if model["perplexity"]]
     if not models:
         return None
     with _use_theme(theme):
-        figure = Figure(figsize=(7.2, 4.0), layout="constrained")
+        height = max(4.0, 0.8 + _LEGEND_LINE * len(models)) if has_legend else min(4.0, 0.9 * width)
+        figure = Figure(figsize=(width, height), layout="constrained")
         axes = figure.subplots()
+        curves = []
         for number, model in enumerate(models):
             points = model["perplexity"]["curve"]
             places = [(point["start"] + point["end"]) / 2 for point in points]
             losses = [point["loss"] for point in points]
             colour, dashes = series_style(number)
             axes.plot(places, losses, ".", color=colour, alpha=0.35, markersize=4)
-            axes.plot(
+            curves += axes.plot(
                 places,
                 smooth_losses(losses),
                 color=colour,
@@ -103,17 +113,20 @@ def draw_losses(report: Report, *, theme: str = "light", has_legend: bool = True
                 linewidth=1.7,
                 label=model["name"],
             )
-        for trained in sorted({model["trained_length"] for model in models if model["trained_length"]}):
+        longest = max(model["perplexity"]["length"] for model in models)
+        marked = {model["trained_length"] for model in models if (model["trained_length"] or longest) < longest}
+        for number, trained in enumerate(sorted(marked)):
+            is_left = trained <= longest / 2
             axes.axvline(trained, color=_INK[theme], linewidth=0.9, linestyle=":")
             axes.annotate(
                 f"original length {format_length(trained)}",
                 (trained, 1.0),
                 xycoords=("data", "axes fraction"),
-                xytext=(4, -11),
+                xytext=(4 if is_left else -4, -11 * (1 + number)),
                 textcoords="offset points",
+                ha="left" if is_left else "right",
                 fontsize=8,
             )
-        longest = max(model["perplexity"]["length"] for model in models)
         ticks = range(0, longest + 1, max(1, longest // 4))
         axes.set_xlim(0, longest)
         axes.set_xticks(ticks, [format_length(tick) if tick else "0" for tick in ticks])
@@ -124,7 +137,8 @@ def draw_losses(report: Report, *, theme: str = "light", has_legend: bool = True
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
         if has_legend:
-            axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+            names = [model["name"] for model in models]
+            axes.legend(curves, names, fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
         return figure
 
 
@@ -233,6 +247,7 @@ def _use_theme(theme: str) -> Iterator[None]:
     settings: dict[str, Any] = dict.fromkeys(colours, _INK[theme])
     settings |= {"figure.facecolor": _PAPER[theme], "axes.facecolor": _PAPER[theme], "font.size": 9.0}
     settings |= {"svg.hashsalt": "ctxext", "font.family": "DejaVu Sans"}
+    settings |= {"text.parse_math": False}  # A name with two "$" is not a formula.
     with mpl.rc_context(settings):
         yield
 

@@ -16,7 +16,7 @@ class Cell(NamedTuple):
 
     Attributes:
         text: The text.
-        value: The sort value of its column.
+        value: The sort value of its column; empty if unmeasured.
         note: A confidence interval, or the full name of a model.
         style: "best" if significantly better than all other cells, "name" or "code"; else empty.
     """
@@ -120,7 +120,7 @@ def tabulate_summary(report: Report) -> Table:
         has_best = bool(others) and first[1] > max(high for _, _, high in others)
         for name, row in rows.items():
             if (score := scores.get(name)) is None:
-                row.append(Cell("–", -1))
+                row.append(Cell("–"))
             else:
                 share, low, high = score
                 style = "best" if has_best and score == first else ""
@@ -128,13 +128,18 @@ def tabulate_summary(report: Report) -> Table:
     for model in models:
         row, effective, ruler = rows[model["name"]], model.get("effective"), model.get("ruler")
         if len(lengths) > 1:
-            row.append(Cell(effective_text(effective, lengths[-1]), (effective or {}).get("length") or 0))
+            row.append(Cell(effective_text(effective, lengths[-1]), _sort_length(effective)))
         if heading:
-            row.append(Cell(leaderboard_text(ruler), (ruler or {}).get("length") or 0))
+            row.append(Cell(leaderboard_text(ruler), _sort_length(ruler)))
         if any(costs.values()):
             cost = costs[model["name"]]
-            row.append(Cell(f"{cost['loss']:+z.3f}", f"{cost['loss']:.6f}") if cost else Cell("–", 0))
+            row.append(Cell(f"{cost['loss']:+z.3f}", f"{cost['loss']:.6f}") if cost else Cell("–"))
     return Table("Summary", head, [*rows.values()])
+
+
+def _sort_length(effective: Mapping[str, Any] | None) -> int | str:
+    """Return the sort value of an effective length: 0 if there is none, empty if unmeasured."""
+    return "" if effective is None or effective.get("scores") == {} else effective["length"] or 0
 
 
 def _name(model: Mapping[str, Any]) -> Cell:
