@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from ctxext.cli.app import main
+from ctxext.cli.help import _prose
 from ctxext.cli.output import Output, label_table, print_error
 from ctxext.errors import CtxextError
 
@@ -220,3 +221,10 @@ def test_labels_and_values_are_never_cut(monkeypatch, capsys):
     Output().result({}, table)
     shown = capsys.readouterr().out
     assert path in "".join(line[11:].rstrip() for line in shown.splitlines())
+
+
+def test_help_breaks_between_words():
+    text = "Refuse a recipe by --keep-short or --target-length, not by half of a word-with-hyphens."
+    for width in range(20, 60):
+        lines = [line for part in _prose(text, width) for line in part.plain.splitlines()]
+        assert " ".join(lines).split() == text.split(), width
