@@ -105,7 +105,7 @@ browser: $(VENV)/installed
 	for name in chromium-headless-shell chromium chromium-browser google-chrome; do command -v $$name && break; done > /dev/null \
 		|| test "$$(id -u)" -ne 0 \
 		|| { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends chromium-headless-shell > /dev/null; }
-	CTXEXT_BROWSER=1 $(TEST_ENV) $(BIN)/python -m pytest -q $(SPREAD) -m browser tests/report
+	CTXEXT_BROWSER=1 $(TEST_ENV) $(BIN)/python -m pytest -q -m browser tests/report
 
 story: $(VENV)/installed
 	rm -rf .venv-story && $(PYTHON) -m venv .venv-story
