@@ -210,7 +210,8 @@ def test_a_comparison_that_measured_nothing_ends_with_1(run, checkpoint, tmp_pat
 )
 def test_the_texts_that_questions_read(task, num_depths, can_share, texts):
     work = RetrievalWork(task, 512, (0, 1), Settings(depths=even_depths(num_depths)))
-    assert work.list_readings(work.keys, can_share=can_share) == [512] * 2 * texts
+    others = [512 // 32] * 2 * (num_depths - texts)
+    assert work.list_readings(work.keys, can_share=can_share) == [512] * 2 * texts + others
 
 
 OTHERS = {

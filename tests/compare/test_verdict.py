@@ -308,9 +308,9 @@ def test_a_clearly_worse_method_is_not_measured_further_and_a_clear_verdict_ends
     names, few = ("yarn", "dca"), range(4)
     read = cells("unmodified", 0.0, samples=few) + cells("yarn", 3.0, samples=few)
     judgement = judge_results(read, plans_for(names))
-    assert judgement == Judgement(frozenset(), is_decided=False, has_answers=True)
+    assert judgement == Judgement(frozenset(), False, True, "yarn", frozenset({"unmodified", "yarn"}))
     judgement = judge_results(read + cells("dca", 0.0, samples=few), plans_for(names))
-    assert judgement == Judgement(frozenset({"dca"}), is_decided=False, has_answers=True)
+    assert judgement == Judgement(frozenset({"dca"}), False, True, "yarn", frozenset({"unmodified", *names}))
     everything = [line for name, share in (("unmodified", 0), ("yarn", 1), ("dca", 0)) for line in cells(name, share)]
     assert not judge_results(everything, plans_for(names)).is_decided, "its cost at short lengths is unknown"
     everything += documents("unmodified", 5.0) + documents("yarn", 5.0)
@@ -319,7 +319,8 @@ def test_a_clearly_worse_method_is_not_measured_further_and_a_clear_verdict_ends
 
 def test_questions_that_no_model_answers_decide_nothing():
     read = cells("unmodified", 0.0) + cells("yarn", 0.0)
-    assert judge_results(read, plans_for(["yarn"])) == Judgement(frozenset(), is_decided=False, has_answers=False)
+    measured = frozenset({"unmodified", "yarn"})
+    assert judge_results(read, plans_for(["yarn"])) == Judgement(frozenset(), False, False, measured=measured)
 
 
 @pytest.mark.thorough

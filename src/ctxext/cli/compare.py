@@ -84,7 +84,10 @@ def comparison_tables(report: "Report", width: int) -> Iterator[RenderableType]:
     yield Text()
     rows = report["comparison"]["models"]
     columns = ("method", "found, points", "loss beyond", "cost inside", "time", "memory")
-    costs = tabulate_costs([row for row in rows if not row["refused"]], _format_half)
+    measured = [
+        row for row in rows if not row["refused"] and (row.get("against", row) or row["beyond"] or row["inside"])
+    ]
+    costs = tabulate_costs(measured, _format_half)
     yield results_table(costs.select(columns), no_wrap=True, strong=report["comparison"]["taken"])
     if (losses := tabulate_losses(rows, _format_half)).rows:
         yield Text()

@@ -26,11 +26,15 @@ class Judgement:
         worse: The models that are clearly worse than the best.
         is_decided: Whether more results would not change the verdict.
         has_answers: Whether any model answered a question correctly.
+        best: The method with the most correct answers; empty if no method was measured.
+        measured: The models that were measured on questions.
     """
 
     worse: frozenset[str]
     is_decided: bool
     has_answers: bool
+    best: str = ""
+    measured: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,12 @@ class Schedule:
             if text < _DOCUMENTS or judge().has_answers:
                 yield Stage(remaining(first), range(text, text + 1), tuple(questions), self.lengths)
         is_asked = bool(questions) and (judge().has_answers or not read)
+        # What takes longer than estimated may still fit for the best method alone.
+        pair = (names[0], judge().best or names[1])
+        for text in range(texts if is_asked else 0):
+            yield Stage(pair, range(text, text + 1), tuple(questions), self.lengths)
         yield Stage(remaining(first), few, short)
+        yield Stage(pair, few, short)
         if not is_asked:
             yield Stage(remaining(first), few, read)
         for name in others:
@@ -93,7 +102,8 @@ class Schedule:
                 Stage((name,), range(texts), tuple(questions), self.lengths) if is_asked else Stage((name,), few, read)
             )
         for name in remaining(others):
-            yield Stage((name,), few, short)
+            if name in judge().measured or not is_asked:
+                yield Stage((name,), few, short)
         for sample in range(samples):
             if judge().is_decided:
                 return

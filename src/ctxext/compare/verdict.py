@@ -136,8 +136,9 @@ def judge_results(records: Sequence[Record], plans: Sequence[ModelPlan]) -> Judg
     names, figures = [entry.info.name for entry in plans], _collect_all(records, plans)
     stock, results = figures[STOCK], {name: figures[name] for name in names[1:] if figures[name].answers}
     has_answers = any(right for mine in figures.values() for text in mine.answers.values() for right in text.values())
+    measured = frozenset(name for name, mine in figures.items() if mine.answers)
     if not has_answers:
-        return Judgement(frozenset(), is_decided=False, has_answers=False)
+        return Judgement(frozenset(), is_decided=False, has_answers=False, measured=measured)
     confidence = adjust_confidence(len(results))
     best = _best_of(results) if results else ""
     gains = {name: results[best].finds_more(mine, confidence) for name, mine in results.items() if name != best}
@@ -145,7 +146,7 @@ def judge_results(records: Sequence[Record], plans: Sequence[ModelPlan]) -> Judg
     ahead = results[best].finds_more(stock, _SURE) if results else None
     costs = all(any(task == Short.name for task, *_ in figures[name].seconds) for name in (STOCK, best) if name)
     is_decided = worse == {*names[1:]} - {best} and ahead is not None and ahead.low > 0 and costs
-    return Judgement(worse, is_decided, has_answers=True)
+    return Judgement(worse, is_decided, has_answers=True, best=best, measured=measured)
 
 
 def _collect_all(records: Sequence[Record], plans: Sequence[ModelPlan]) -> dict[str, ModelResults]:
@@ -366,14 +367,15 @@ def _not_reached(
     plans: Sequence[ModelPlan], figures: Mapping[str, ModelResults], missed: Sequence[Missed]
 ) -> list[str]:
     """Return sentences on the planned work that did not fit into the time."""
-    unmeasured = [name for name, mine in figures.items() if not mine.seconds]
+    has_questions = any(mine.answers for mine in figures.values())
+    unmeasured = [name for name, mine in figures.items() if not (mine.answers if has_questions else mine.seconds)]
     samples, sentences = plans[0].settings.samples, []
     for name, length in sorted({(each.work.task.name, each.work.length) for each in missed}):
         counts = []
         for entry in plans:
             mine = figures[entry.info.name]
             late = [each for each in missed if each.model == entry.info.name and each.work.task.name == name]
-            if mine.seconds and any(each.work.length == length for each in late):
+            if entry.info.name not in unmeasured and any(each.work.length == length for each in late):
                 texts = {key[3] for key in mine.seconds if key[:2] == (name, length)}
                 counts.append(len({sample for group in texts for sample in group}))
         if counts:

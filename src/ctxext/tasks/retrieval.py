@@ -14,6 +14,8 @@ from ctxext.models.model import LoadedModel
 from ctxext.tasks.base import Key, Record, RetrievalTask, Work
 from ctxext.tasks.settings import Settings
 
+_QUESTION = 32
+"""A further question about a text copies its cache, which takes about as long as reading one token of this many."""
 _USUAL_ANSWER = 8
 """Tokens of a usual answer."""
 
@@ -39,7 +41,8 @@ class RetrievalWork(Work):
     def list_readings(self, keys: Collection[Key], *, can_share: bool) -> list[int]:
         depths = Counter(key.sample for key in keys)
         count = self.task.count_texts if can_share else int
-        return [self.length] * sum(count(num_depths) for num_depths in depths.values())
+        texts = sum(count(num_depths) for num_depths in depths.values())
+        return [self.length] * texts + [-(-self.length // _QUESTION)] * (len(keys) - texts)
 
     @override
     def count_written(self, keys: Collection[Key]) -> int:
