@@ -83,15 +83,15 @@ def test_documents_replace_questions_that_no_model_answers():
 
 
 def test_a_pace_learns_both_kinds_of_operations_and_what_each_model_and_task_take():
-    """By hand: 1 ms a token, and 0.2 s for a million pairs of tokens; the usual ratio is 0.12."""
+    """By hand: 1 ms a token, and 0.15 s for a million pairs of tokens; the usual ratio is 0.12."""
 
     def seconds(length):
-        return 1e-3 * length + 2e-7 * length**2
+        return 1e-3 * length + 1.5e-7 * length**2
 
     pace = Pace({})
     assert pace.estimate("a", "needle", [1000]) == 0
     pace.begin("a", [(64, seconds(64)), *((length, seconds(length)) for length in (512, 1024, 2048))])
-    assert pace.estimate("a", "", [16384]) == pytest.approx(seconds(16384), rel=0.1)
+    assert pace.estimate("a", "", [16384]) == pytest.approx(seconds(16384), rel=0.2)
     assert pace.estimate("a", "ruler", [1024], 10) == pytest.approx(seconds(1024) + 10 * seconds(64), rel=0.05)
     assert pace.estimate("b", "needle", [4096], unseen=1.5) == pytest.approx(1.5 * seconds(4096), rel=0.05)
     pace.record("a", "needle", [4096, 4096], 2 * 1.2 * seconds(4096))
@@ -102,9 +102,27 @@ def test_a_pace_learns_both_kinds_of_operations_and_what_each_model_and_task_tak
     assert pace.estimate("a", "ruler", [1024], 10) == pytest.approx(5 * seconds(1024), rel=0.05), "writing is included"
 
 
-@pytest.mark.parametrize("noise", [0.97, 1.03])
-def test_a_pace_from_noisy_short_texts_is_within_a_fifth_at_four_times_their_length(noise):
-    pace = Pace({})
-    lengths = (512, 1024, 2048)
-    pace.begin("a", [(n, quadratic(1, n) * (noise if n == 1024 else 1.0)) for n in lengths])
-    assert pace.estimate("a", "", [8192]) == pytest.approx(quadratic(1, 8192), rel=0.25)
+SMOLLM2 = {
+    "model_type": "llama",
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "num_hidden_layers": 30,
+    "head_dim": 64,
+}
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        [(64, 0.29), (128, 0.42), (256, 0.94), (512, 1.4), (1024, 2.91)],
+        [(64, 0.29), (128, 0.39), (256, 0.77), (512, 1.19), (1024, 3.41)],
+        [(64, 0.32), (128, 0.5), (256, 0.82), (512, 2.05)],
+    ],
+)
+def test_noisy_readings_of_a_second_are_enough_for_an_estimate_within_two_fifths(read):
+    """As read by SmolLM2 in float32 on two threads, which read 13,312 tokens in 113 s."""
+    pace = Pace(SMOLLM2)
+    pace.begin("a", read)
+    assert pace.estimate("a", "", [13312]) == pytest.approx(113, rel=0.4)

@@ -17,9 +17,9 @@ _USUAL_BREAK_EVEN = 8192
 _MINUTE = 60
 _UNIT = 64
 """Tokens without attention in a unit of cost."""
-_NUM_FITTED = 3
-"""Number of first texts that are fitted, each twice as long as the one before; shorter ones are mostly overhead."""
-_TIE = 0.08
+_NUM_FITTED = 2
+"""Number of first texts that are fitted, the longest; shorter ones are mostly overhead."""
+_TIE = 0.2
 """Weight of the ratio of operations in a fit: times vary by some percent, and the ratio by some tens of percent."""
 CPU_PIECE = 512
 """Tokens that a model with a window reads at once on a CPU (`models/reading.py`)."""

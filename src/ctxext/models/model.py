@@ -49,7 +49,7 @@ _SHARE = 0.4
 _STATES = 16
 """Generous estimate of a layer's activations, in hidden states per token."""
 _FIRST = 64
-_ENOUGH = 2.0
+_ENOUGH = 1.5
 """Seconds of the longest measured step: shorter ones are mostly overhead."""
 
 _POOLINGS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -148,7 +148,7 @@ class LoadedModel:
         }
 
     def first_pace(self, longest: int) -> list[tuple[int, float]]:
-        """Measure the seconds that the warm model takes to read 64 tokens, twice as many and so on, up to 2 seconds.
+        """Measure the seconds that the warm model takes to read 64 tokens, twice as many and so on, up to 1.5 seconds.
 
         The largest number of tokens is `longest`.
         """
