@@ -92,7 +92,8 @@ class Pace:
         """
         self._step = read[0][1]
         for tokens, seconds in read[-_NUM_FITTED:]:
-            self._fit([tokens], seconds)
+            if seconds > 0:
+                self._fit([tokens], seconds)
         self._ratios[model, ""] = {read[-1][0]: 1.0}
 
     @property
