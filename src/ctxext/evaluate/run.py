@@ -261,6 +261,8 @@ class Run:
                 for name, work in group:
                     if time.monotonic() + self._estimate(name, work, models[name], done[name]) > self.end:
                         break
+                    # A later stage of another process may contain the same samples.
+                    done[name] |= {key for key in {*work.keys} - done[name] if not self.team.takes(f"{name} {key}")}
                     with self._record_peak(models[name]):
                         self._measure(models[name], work, done[name])
                     done[name] |= {*work.keys}
