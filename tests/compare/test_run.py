@@ -198,6 +198,21 @@ def test_a_comparison_that_measured_nothing_ends_with_1(run, checkpoint, tmp_pat
     assert result.exit_code == 1
 
 
+@pytest.mark.thorough
+def test_models_that_the_time_no_longer_allows_are_missed(tiny, monkeypatch):
+    """Each group fits by its sum, and the second model no longer does when its turn comes."""
+    estimated = []
+
+    def estimate(run, name, work, loaded, done):
+        estimated.append(name)
+        return 1e9 if len(estimated) == 5 else 0.0
+
+    monkeypatch.setattr(Run, "_estimate", estimate)
+    report = tiny(minutes=5, samples=1, tasks=("passkey",), lengths=(640,))
+    assert estimated == [STOCK, "yarn", "self-extend", STOCK, "yarn"]
+    assert report["num_missed"] == 2
+
+
 @pytest.mark.parametrize(
     ("task", "num_depths", "can_share", "texts"),
     [

@@ -57,11 +57,10 @@ def cost_of(config: Mapping[str, Any]) -> Callable[[int], int]:
 
     Tokens of long prompts cost more, but not in layers with a window or a state, and every prompt has a fixed cost.
     """
-    even, (full, sliding, window) = break_even(config), _attention_of(config)
+    even, attention = break_even(config), _attention_of(config)
 
     def cost(length: int) -> int:
-        attended = full * length + sliding * min(length, window + CPU_PIECE)
-        return 1 + round(count_work(length, even, attended) / _UNIT)
+        return 1 + round(count_work(length, even, _mean_attended(attention, length)) / _UNIT)
 
     return cost
 
@@ -137,7 +136,7 @@ class Pace:
         return seconds if is_recorded else seconds + self._step * num_written
 
     def _ratio(self, model: str, task: str, length: int, unseen: float) -> float:
-        """Return the ratio at the nearest length that the model read for the task, or that of what is most similar."""
+        """Return the ratio at the nearest length that the model read for the task, or that of the most similar work."""
         if (model, task) in self._ratios:
             ratios = self._ratios[model, task]
             return ratios[min(ratios, key=lambda known: abs(math.log(known / length)))]
@@ -147,8 +146,7 @@ class Pace:
         return max(of_task, default=1.0) * unseen
 
     def _count_attended(self, length: int) -> float:
-        full, sliding, window = self._attention
-        return length * (full * length + sliding * min(length, window + CPU_PIECE))
+        return length * _mean_attended(self._attention, length)
 
     def _base(self, length: int) -> float:
         return self._linear * length + self._quadratic * self._count_attended(length)
@@ -182,6 +180,12 @@ def _attention_of(config: Mapping[str, Any]) -> tuple[float, float, int]:
     if not isinstance(window, int):
         return 1.0, 0.0, 0
     return len(full_attention_layers(config, family)) / num_layers, len(sliding) / num_layers, window
+
+
+def _mean_attended(attention: tuple[float, float, int], length: int) -> float:
+    """Return the number of tokens that a token of a text attends to, on average of all layers."""
+    full, sliding, window = attention
+    return full * length + sliding * min(length, window + CPU_PIECE)
 
 
 def estimate_seconds(lengths: Iterable[int], measured: tuple[int, float], cost: Callable[[int], float]) -> float:

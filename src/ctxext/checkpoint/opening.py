@@ -364,11 +364,10 @@ def _fetch(
     """Download a checkpoint from the Hub into its cache, with or without the weights."""
     is_length = looks_like_length(source)  # No repository has such a name.
     if is_length or not re.fullmatch(r"[\w.\-]+(/[\w.\-]+)?", source):
-        lengths, usual = (
-            "Separate several lengths with commas: --lengths 4k,32k.",
-            "Specify a folder, a Hub id (user/name) or demo.",
-        )
-        raise CtxextError(f'There is no folder "{source}".', hint=lengths if is_length else usual)
+        hint = "Specify a folder, a Hub id (user/name) or demo."
+        if is_length:
+            hint = "Separate several lengths with commas: --lengths 4k,32k."
+        raise CtxextError(f'There is no folder "{source}".', hint=hint)
     import huggingface_hub
     from huggingface_hub import errors
     from huggingface_hub.utils.tqdm import disable_progress_bars

@@ -105,7 +105,7 @@ def comparison_tables(report: "Report", width: int) -> Iterator[RenderableType]:
 
 
 def _format_half(difference: Mapping[str, Any] | None, decimals: int = 3, times: int = 1) -> str:
-    """Format a difference with half of its confidence interval, or with its ends if they are not at equal distances."""
+    """Format a difference with the larger half of its confidence interval."""
     if not difference:
         return "–"
     middle, low, high = (difference[name] for name in ("difference", "low", "high"))

@@ -9,6 +9,7 @@ import typer
 from ctxext.cli.options import SourceArgument, takes_options
 from ctxext.cli.output import NOT_WRITTEN, Output, done_line, format_relative, mark_line
 from ctxext.errors import CtxextError
+from ctxext.files.content import report_stage
 from ctxext.files.output_directory import OverwriteOptions
 from ctxext.options import HubOptions
 
@@ -42,7 +43,7 @@ def export(
         raise CtxextError(f'Unknown format "{form}".', hint="ctxext export gguf SOURCE OUT.gguf")
     started = time.perf_counter()
     with output.progress("exporting", stopped=NOT_WRITTEN) as progress:
-        progress("running llama.cpp's converter", 0, 1)
+        report_stage(progress, "running llama.cpp's converter")
         done = export_gguf(source, out, options=options, llama_cpp=llama_cpp, outtype=outtype, **vars(hub))
     check = (
         mark_line("-", "yellow", "schedule written by llama.cpp's converter; this architecture is untested")

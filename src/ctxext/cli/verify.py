@@ -13,6 +13,7 @@ from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.cli.options import takes_options
 from ctxext.cli.output import Output
 from ctxext.errors import CtxextError
+from ctxext.files.content import report_stage
 from ctxext.gguf import is_gguf
 from ctxext.options import HubOptions
 from ctxext.recipes.encodings.base import provenance
@@ -121,7 +122,7 @@ def verify(
         )
         failed = bool(failures(findings))
         if engine and not failed:
-            progress("comparing with vLLM", 0, 1)
+            report_stage(progress, "comparing with vLLM")
             rows = _in_engine(
                 open_checkpoint(folder, **vars(hub)),
                 None if against is None else open_checkpoint(against, token=hub.token),

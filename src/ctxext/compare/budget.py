@@ -12,6 +12,7 @@ from ctxext.errors import NothingMeasuredError
 from ctxext.evaluate.plan import ModelPlan
 from ctxext.files.length import format_length
 from ctxext.models.checkpoint_info import CheckpointInfo
+from ctxext.report.findings import format_count
 
 if TYPE_CHECKING:
     from ctxext.models.model import LoadedModel
@@ -80,7 +81,7 @@ class Budget:
             plan.lengths, choices, whole=self._whole - self._before, left=left_then, seconds=estimate_texts
         )
         if schedule is None:
-            least = self._before + estimate_texts(2, min(choices)) / 0.75
+            least = self._before + estimate_texts(2, min(choices))  # A comparison needs two models.
             minutes = math.ceil((least - left) / _MINUTE)
             raise NothingMeasuredError(
                 f"The time is too short: {format_duration(max(0.0, left))} are left, and one text of {min(choices)} "
@@ -96,10 +97,10 @@ class Budget:
         if schedule.is_whole:
             return f"The comparison takes about {format_duration(self._whole)}; the time limit is {limit}."
         names = [STOCK, *self.unseen][: schedule.models]
-        length, texts = format_length(max(schedule.lengths)), schedule.texts
+        length = format_length(max(schedule.lengths))
         return (
             f"The whole comparison takes about {format_duration(self._whole)}; the time limit is {limit} (--minutes). "
-            f"First: {', '.join(names)} at {length} tokens on {texts} text{'' if texts == 1 else 's'}. "
+            f"First: {', '.join(names)} at {length} tokens on {format_count(schedule.texts, 'text')}. "
             "Then the other methods, as far as the time allows."
         )
 

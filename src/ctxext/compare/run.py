@@ -15,7 +15,7 @@ from typing_extensions import override
 from ctxext.compare.budget import Budget
 from ctxext.compare.candidates import STOCK, Candidate, CompareOptions, candidates_of
 from ctxext.compare.page import BENCH, PAGE, format_bench, format_markdown
-from ctxext.compare.schedule import Judgement, Schedule
+from ctxext.compare.schedule import Schedule
 from ctxext.compare.verdict import compare_results, judge_results
 from ctxext.console import shows_progress
 from ctxext.errors import CtxextError, NothingMeasuredError
@@ -24,7 +24,7 @@ from ctxext.evaluate.processes import Team, take_device
 from ctxext.evaluate.results_log import read_lengths
 from ctxext.evaluate.run import Run, end_of
 from ctxext.evaluate.stages import Stage
-from ctxext.files.content import Progress
+from ctxext.files.content import Progress, report_stage
 from ctxext.files.output_directory import write_whole
 from ctxext.models.checkpoint_info import CheckpointInfo, open_infos
 from ctxext.options import accepts_options
@@ -117,12 +117,12 @@ def compare(
     drawn = len(settings.tasks) if out else 0
     # The other plans are of the source of a converted checkpoint; here the checkpoint itself is the baseline.
     plan, *_ = plans_of([endless], settings, loading)
-    _begin(progress, "loading the model")
+    report_stage(progress, "loading the model")
     stock, team = load_model(info, loading, plan.encoder.tokenizer), Team()
     budget = Budget(plan, info, [candidate for candidate in candidates if candidate.recipe], stock)
     schedule = Schedule(settings.lengths)
     if minutes is not None:
-        _begin(progress, "measuring the speed")
+        report_stage(progress, "measuring the speed")
         left = end_of(started, minutes, drawn * (1 + len(budget.candidates))) - time.monotonic()
         is_given = bool(options.lengths)
 
@@ -152,8 +152,9 @@ def compare(
 
         def stages(records: "Callable[[], Sequence[Record]]") -> Iterator[Stage]:
             questions = [task.name for task in plan.tasks]
-            judge = functools.partial(_judge, records, plans)
-            return schedule.stages([*models], questions, documents, settings.samples, judge)
+            return schedule.stages(
+                [*models], questions, documents, settings.samples, lambda: judge_results(records(), plans)
+            )
 
         def complete(report: Report, records: "Sequence[Record]") -> None:
             report["comparison"] = {
@@ -187,15 +188,6 @@ def compare(
         return report
 
 
-def _judge(records: "Callable[[], Sequence[Record]]", plans: Sequence[ModelPlan]) -> Judgement:
-    return judge_results(records(), plans)
-
-
-def _begin(progress: Progress | None, stage: str) -> None:
-    if progress is not None:
-        progress(stage, 0, 1)
-
-
 def _apply_candidates(
     info: CheckpointInfo,
     applier: "RecipeApplier",
@@ -215,7 +207,7 @@ def _apply_candidates(
         judged.append(candidate)
         if candidate.recipe is None or candidate.plan is None:
             continue
-        _begin(progress, f"applying {candidate.name}")
+        report_stage(progress, f"applying {candidate.name}")
         try:
             # A head order is measured once: another device may compute another one.
             content = team.share(candidate.name, functools.partial(prepare, candidate.recipe))

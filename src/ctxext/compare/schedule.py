@@ -1,4 +1,4 @@
-"""What a comparison measures within a time limit: all of it, or what decides most at one length."""
+"""The work of a comparison within a time limit: all of it, or the most decisive part at one length."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _FEWEST = 4
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the results so far decide.
+    """Decisions from the results so far.
 
     Attributes:
         worse: The models that are clearly worse than the best.
@@ -89,7 +89,7 @@ class Schedule:
             if text < _DOCUMENTS or judge().has_answers:
                 yield Stage(remaining(first), range(text, text + 1), tuple(questions), self.lengths)
         is_asked = bool(questions) and (judge().has_answers or not read)
-        # What takes longer than estimated may still fit for the best method alone.
+        # Work that takes longer than estimated may still fit for the best method alone.
         pair = (names[0], judge().best or names[1])
         for text in range(texts if is_asked else 0):
             yield Stage(pair, range(text, text + 1), tuple(questions), self.lengths)

@@ -11,7 +11,7 @@ from ctxext.compare.schedule import Judgement
 from ctxext.converters.engine_support import EXACT, PARTLY
 from ctxext.evaluate.plan import ModelPlan
 from ctxext.evaluate.run import Missed
-from ctxext.report.findings import pool_cells
+from ctxext.report.findings import format_count, pool_cells
 from ctxext.report.intervals import adjust_confidence, mean_interval, paired_interval
 from ctxext.report.report import Report
 from ctxext.report.tables import in_percent
@@ -151,11 +151,11 @@ def judge_results(records: Sequence[Record], plans: Sequence[ModelPlan]) -> Judg
 
 def _collect_all(records: Sequence[Record], plans: Sequence[ModelPlan]) -> dict[str, ModelResults]:
     """Collect the results of each model."""
-    trained = plans[0].info.trained_length
+    trained, by_model = plans[0].info.trained_length, dict[str, list[Record]]()
+    for record in records:
+        by_model.setdefault(record.get("model", ""), []).append(record)
     return {
-        name: collect_results([record for record in records if record.get("model") == name], trained, entry.lengths)
-        for entry in plans
-        for name in (entry.info.name,)
+        entry.info.name: collect_results(by_model.get(entry.info.name, []), trained, entry.lengths) for entry in plans
     }
 
 
@@ -283,7 +283,7 @@ def _choose_method(
     if gains:
         nearest = max(gains, key=lambda name: gains[name].mean)
         gain, texts = format_difference(gains[nearest].to_dict(), 0, 100), gains[nearest].texts
-        sentence = f"{nearest}, {gain} percentage points on {texts} text{'' if texts == 1 else 's'}"
+        sentence = f"{nearest}, {gain} percentage points on {format_count(texts, 'text')}"
     elif losses:
         nearest = min(losses, key=lambda name: losses[name].mean)
         loss = format_difference(losses[nearest].to_dict())
@@ -401,5 +401,5 @@ def _more_time(figures: Mapping[str, ModelResults], missed: Sequence[Missed], mi
             texts |= {key._replace(depth=None) for _, key in keys}
         elif each.model not in names:
             names.append(each.model)
-    added = [*names, f"{len(texts)} more text{'' if len(texts) == 1 else 's'}"] if texts else names
+    added = [*names, format_count(len(texts), "more text")] if texts else names
     return [f"Twice the time (--minutes {2 * minutes:g}) would add {_join_words(added)}."] if added else []

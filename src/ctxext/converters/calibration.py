@@ -23,7 +23,7 @@ from ctxext.converters.plan import make_plan
 from ctxext.data.encoding import open_tokenizer, tokenize
 from ctxext.errors import CtxextError
 from ctxext.files import strict
-from ctxext.files.content import Progress
+from ctxext.files.content import Progress, report_stage
 from ctxext.recipes.code.own_code import CODE_FILES, runs_only_own_code
 from ctxext.recipes.code.staging import write_stage
 from ctxext.recipes.methods.mspoe import MsPoE, ranks_from_scores
@@ -56,8 +56,7 @@ def calibrate_recipe(
     by_prompt = set_head_order(recipe, "prompt")
     plan = make_plan(source, by_prompt, replace_scaling=options.replace_scaling, allow_shorter=options.allow_shorter)
     device, dtype = choose_device(options.calibration.device), options.calibration.dtype
-    if progress is not None:
-        progress("loading the model", 0, 1)
+    report_stage(progress, "loading the model")
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "out"
         code = {name: text.encode() for name, text in plan.texts.items() if name in CODE_FILES}

@@ -27,7 +27,7 @@ from ctxext.converters.card import CardFacts, card_metadata, declared_base, rend
 from ctxext.converters.options import CLONED, COPIED, HARD, LINKS, ConvertOptions, SaveOptions
 from ctxext.converters.plan import Plan, make_plan
 from ctxext.errors import CtxextError
-from ctxext.files.content import MANIFEST, Progress, as_json, check_room, copy_whole, sha256_of, stamp_of
+from ctxext.files.content import MANIFEST, Progress, as_json, check_room, copy_whole, report_stage, sha256_of, stamp_of
 from ctxext.files.length import format_length
 from ctxext.files.output_directory import check_out, output_directory
 from ctxext.files.packages import installed_version
@@ -172,8 +172,7 @@ def convert(
         with _measure_time(seconds, "weights"):
             ways = _write_rest(plan, work, digests, options, progress)
         if options.check and plan.recipe.needs_code:
-            if progress is not None:
-                progress("checking the converted model in a clean process", 0, 1)
+            report_stage(progress, "checking the converted model in a clean process")
             verification = Verification(skipped="the source contains Python code, which is not run")
             if runs_only_own_code(open_checkpoint(str(work))):
                 with _measure_time(seconds, "verification"):

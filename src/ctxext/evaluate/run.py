@@ -258,8 +258,11 @@ class Run:
                 # All models of a cell run in one process, so that they have the same questions when the time is up.
                 if not self.team.takes(f"{stage} {cell}"):
                     continue
-                for name, work in group:
+                for number, (name, work) in enumerate(group):
                     if time.monotonic() + self._estimate(name, work, models[name], done[name]) > self.end:
+                        self.missed += [
+                            Missed(*entry, each) for entry, each in zip(group[number:], seconds[number:], strict=True)
+                        ]
                         break
                     # A later stage of another process may contain the same samples.
                     done[name] |= {key for key in {*work.keys} - done[name] if not self.team.takes(f"{name} {key}")}
@@ -292,12 +295,13 @@ class Run:
         if self._meter.is_known or not is_here or (self.progress is None and math.isinf(self.end)):
             return
         self._meter.begin_pace(loaded.name, loaded.first_pace(min(entry.measured_lengths)))
+        planned = [(plan, self._log.done(plan.info.name)) for plan in self.plans]
         seconds = math.fsum(
-            self._estimate(plan.info.name, work, loaded, self._log.done(plan.info.name))
-            for plan in self.plans
+            self._estimate(plan.info.name, work, loaded, done)
+            for plan, done in planned
             for work in plan.make_work(loaded)
         )
-        self._meter.tell(min(seconds / self.team.size, self.end - time.monotonic()))
+        self._meter.report_estimate(min(seconds / self.team.size, self.end - time.monotonic()))
 
     def _measure(self, loaded: "LoadedModel", work: "Work", done: "set[Key]") -> None:
         """Measure the missing samples, and record each cell immediately."""
@@ -420,7 +424,7 @@ class Meter:
         """Report the progress of the other processes."""
         self._report("waiting for the other processes", 0)
 
-    def tell(self, seconds: float) -> None:
+    def report_estimate(self, seconds: float) -> None:
         """Report the estimated time of all."""
         self._report(f"{self._work} ({format_duration(seconds)} left)", 0)
 

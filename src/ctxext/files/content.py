@@ -21,7 +21,14 @@ DEMO = "demo"
 Progress = Callable[[str, int, int], None]
 """Callback with the current activity, the amount done and the total."""
 
+
 _CHUNK = 1 << 22
+
+
+def report_stage(progress: Progress | None, stage: str) -> None:
+    """Report the beginning of a stage without a known amount, as 0 of 1 (`console.has_no_amount`)."""
+    if progress is not None:
+        progress(stage, 0, 1)
 
 
 def open_regular(path: Path) -> BinaryIO:

@@ -8,7 +8,7 @@ from importlib import resources
 from typing import Any, ClassVar
 
 from ctxext.errors import CtxextError
-from ctxext.files.content import Progress
+from ctxext.files.content import Progress, report_stage
 from ctxext.files.length import read_words
 from ctxext.files.output_directory import OverwriteOptions
 from ctxext.files.strict import parse_yaml
@@ -320,8 +320,7 @@ class Reporter:
 
     def report_stage(self, stage: str) -> None:
         """Report the beginning of a stage that may take long."""
-        if self.progress is not None:
-            self.progress(stage, 0, 1)
+        report_stage(self.progress, stage)
 
 
 @dataclass(frozen=True)

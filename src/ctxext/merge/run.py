@@ -291,9 +291,8 @@ def write_merged(
 
     def report(_: str, done: int, __: int) -> None:
         if progress is not None:
-            progress(
-                "writing tensors", min(begun + done, total), total
-            )  # The total does not include growth of the header.
+            # The total does not include growth of the header.
+            progress("writing tensors", min(begun + done, total), total)
 
     weights = {}
     for path, listed in tensors.items():

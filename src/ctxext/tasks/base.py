@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 
+from typing_extensions import override
+
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import Pieces, Prompt, encode_parts, lay_out
 
@@ -68,7 +70,7 @@ class Work(ABC):
         return [key.length for key in keys]
 
     def count_written(self, keys: Collection[Key]) -> int:
-        """Return the number of tokens to generate for some of the samples, or what is usual."""
+        """Return the usual number of tokens to generate for some of the samples."""
         return 0
 
     @abstractmethod
@@ -250,6 +252,21 @@ class RetrievalTask(Task):
     def advice(self) -> str:
         """The hint for questions that do not fit into a length; empty by default."""
         return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeveralNeedles(RetrievalTask):
+    """Questions about several places in one text: each needle is the target of one, and one prefill serves all.
+
+    Attributes:
+        num_needles: Number of needles in a text.
+    """
+
+    num_needles: int = 1
+
+    @override
+    def count_texts(self, num_depths: int) -> int:
+        return -(-num_depths // self.num_needles)
 
 
 def match_substrings(text: str, parts: Sequence[str]) -> float:

@@ -17,7 +17,7 @@ from ctxext.data import prose
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import Pieces, Prompt, QuestionText
 from ctxext.errors import CtxextError
-from ctxext.tasks.base import RetrievalTask, leaves_room
+from ctxext.tasks.base import SeveralNeedles, leaves_room
 
 if TYPE_CHECKING:
     from ctxext.tasks.entries import DocumentQuestion
@@ -71,7 +71,7 @@ class Question:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Documents(RetrievalTask):
+class Documents(SeveralNeedles):
     """Answer a question from one of many documents.
 
     The wording is that of the Lost in the Middle release. Documents have random numbers, which reveal nothing about the
@@ -104,10 +104,6 @@ class Documents(RetrievalTask):
     def fit_to_length(self, encoder: Encoder, length: int) -> Self:
         """Return the task with one question per text if several would leave no room for a haystack."""
         return self if leaves_room(self, encoder, length) else dataclasses.replace(self, num_needles=1)
-
-    @override
-    def count_texts(self, num_depths: int) -> int:
-        return -(-num_depths // self.num_needles)
 
     @override
     def pieces(self, rng: random.Random) -> Pieces:

@@ -11,13 +11,13 @@ from typing_extensions import override
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import Pieces, QuestionText
 from ctxext.data.prose import random_number, random_uuid
-from ctxext.tasks.base import RetrievalTask, leaves_room
+from ctxext.tasks.base import SeveralNeedles, leaves_room
 
 OPENING = "Extract the value corresponding to the specified key in the JSON object below.\n\nJSON data:\n"
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeyValue(RetrievalTask):
+class KeyValue(SeveralNeedles):
     """Find the value of a key in a JSON object of random keys and values.
 
     The wording is that of Lost in the Middle, https://arxiv.org/abs/2307.03172. The first and last record belong to the
@@ -36,10 +36,6 @@ class KeyValue(RetrievalTask):
     options: tuple[str, ...] = ("num_needles", "kv_ids", "repeat_question")
     ids: str = "uuid"
     num_needles: int = 1
-
-    @override
-    def count_texts(self, num_depths: int) -> int:
-        return -(-num_depths // self.num_needles)
 
     @override
     def pieces(self, rng: random.Random) -> Pieces:

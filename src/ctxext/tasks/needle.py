@@ -11,7 +11,7 @@ from typing_extensions import override
 from ctxext.data import prose
 from ctxext.data.prompt import Pieces, QuestionText
 from ctxext.data.prose import random_number, stream_sentences
-from ctxext.tasks.base import RetrievalTask
+from ctxext.tasks.base import RetrievalTask, SeveralNeedles
 
 OPENING = (
     "Some special magic numbers are hidden in the following text. Memorize them. "
@@ -45,7 +45,7 @@ PHRASINGS: dict[str, Phrasing] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Needle(RetrievalTask):
+class Needle(SeveralNeedles):
     """Find one sentence in prose among others of the same form.
 
     Attributes:
@@ -65,10 +65,6 @@ class Needle(RetrievalTask):
     phrasing: str = "magic"
     num_digits: int = 5
     filler: str = "prose"
-
-    @override
-    def count_texts(self, num_depths: int) -> int:
-        return -(-num_depths // self.num_needles)
 
     @override
     def pieces(self, rng: random.Random) -> Pieces:

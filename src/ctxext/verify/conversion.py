@@ -8,7 +8,7 @@ from typing import Any
 from ctxext.checkpoint.families import FAMILIES, Family, family_of
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
-from ctxext.files.content import MANIFEST, Progress, sha256_of
+from ctxext.files.content import MANIFEST, Progress, report_stage, sha256_of
 from ctxext.recipes.code.own_code import explain_broken_config, own_code, runs_only_own_code
 from ctxext.recipes.encodings.base import provenance
 from ctxext.recipes.model_config import ModelConfig, model_config
@@ -63,8 +63,7 @@ class Conversion:
 
     def report_stage(self, stage: str) -> None:
         """Report the beginning of a stage that may take minutes."""
-        if self.progress is not None:
-            self.progress(stage, 0, 1)
+        report_stage(self.progress, stage)
 
     def read_digests(self, key: str) -> dict[str, str | None]:
         """Return the digests under one key of ctxext.json."""
