@@ -23,7 +23,7 @@ SMALL = {
     "demo": ["--samples", "2"],
     "finetune": ["--steps", "2"],
     "eval": ["--samples", "1", "--depths", "1"],
-    "compare": ["--samples", "2", "--depths", "1"],
+    "compare": ["--samples", "2", "--depths", "1", "--minutes", "1"],
     "search": ["--trials", "1", "--samples", "1", "--checked", "2"],
     "tools/train_small.py": ["--scale", "0.002"],
 }

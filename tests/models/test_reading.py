@@ -1,11 +1,14 @@
 """Prompts read in pieces and on a shared cache, by models with windows, chunks and states, against whole prompts."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from ctxext.checkpoint.head import Head
 from ctxext.data.prompt import Prompt
 from ctxext.models import answers, reading, token_losses
+from ctxext.models import model as model_module
 from ctxext.models.model import LoadedModel
 from ctxext.models.prefix_cache import new_cache, sharing_works
 from ctxext.served.readings import read_tokens
@@ -164,3 +167,28 @@ def test_generated_rows_end_at_their_first_end_token():
     ((_, ended),) = loaded.write(questions, [0])
     assert ended == [row[: row.index(end) + 1] if end in row else row for row in rows]
     assert len({*map(len, ended)}) > 1
+
+
+@pytest.mark.parametrize(
+    ("fixed", "per_token", "lengths"),
+    [
+        (0.0, 0.005, (1, 64, 128, 256, 512)),
+        (1.4, 0.001, (1, 64, 128, 256, 512)),
+        (29.0, 0.001, (1, 64)),
+        (0.0, 0.0, (1, 64, 128, 256, 512, 1000)),
+    ],
+    ids=("quiet", "busy", "too busy", "fast"),
+)
+def test_the_speed_is_measured_on_texts_that_are_not_mostly_overhead(monkeypatch, fixed, per_token, lengths):
+    clock = SimpleNamespace(now=0.0)
+    loaded = LoadedModel("tiny", SimpleNamespace(device="cpu"), SimpleNamespace(), can_share=False)
+
+    def read(self, ids):
+        clock.now += fixed + per_token * ids.shape[1]
+        return torch.zeros(1)
+
+    monkeypatch.setattr(LoadedModel, "_read_once", read)
+    monkeypatch.setattr(model_module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    read_texts = loaded.first_pace(1000)
+    assert [length for length, _ in read_texts] == [*lengths]
+    assert [seconds for _, seconds in read_texts] == pytest.approx([fixed + per_token * size for size in lengths])

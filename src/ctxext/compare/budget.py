@@ -1,6 +1,7 @@
 """Choose what a comparison measures, by the speed of the model on this machine."""
 
 import math
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 _OWN_ATTENTION = 1.2
 """Estimated ratio of the time of a method with modeling code to that of the unmodified model."""
 _MINUTE = 60
+_BUSY = 2.0
+"""Load for each processor from which other programs slow this one down a lot; it includes this one."""
 _PROBED = 2048
 """Longest text of the measurement of the speed, in tokens."""
 
@@ -44,15 +47,21 @@ class Budget:
             candidate.name: _OWN_ATTENTION if candidate.recipe and candidate.recipe.needs_code else 1.0
             for candidate in candidates
         }
-        self._before = self._whole = 0.0
+        self._whole = 0.0
 
-    def choose(self, left: float, num_processes: int, *, is_given: bool) -> Schedule:
-        """Choose what fits into the time, after a measurement of the speed that takes a few seconds.
+    def measure(self) -> None:
+        """Measure the speed, which takes a few seconds."""
+        shortest = min([*self.plan.lengths, *self.plan.measured_lengths])
+        self.pace.begin(STOCK, self.stock.first_pace(min(_PROBED, shortest)))
+
+    def choose(self, left: float, num_processes: int, *, is_given: bool, is_calibrated: bool) -> Schedule:
+        """Choose what fits into the time.
 
         Args:
             left: The remaining seconds.
             num_processes: The number of processes that share the work.
             is_given: Whether the user chose the lengths.
+            is_calibrated: Whether the head orders that methods need are measured already.
 
         Raises:
             NothingMeasuredError: Not one text fits.
@@ -60,13 +69,11 @@ class Budget:
         from ctxext.tasks.retrieval import RetrievalWork
 
         plan, trained = self.plan, self.plan.info.trained_length or max(self.plan.lengths)
-        shortest = min([*plan.lengths, *plan.measured_lengths])
-        self.pace.begin(STOCK, self.stock.first_pace(min(_PROBED, shortest)))
         ratios = [1.0, *self.unseen.values()]
         lengths = [length for candidate in self.candidates for length in _list_calibrations(candidate, trained)]
-        self._before = self.pace.estimate(STOCK, "", lengths)
+        before = 0.0 if is_calibrated else self.pace.estimate(STOCK, "", lengths)
         works = list(plan.make_work(self.stock))
-        self._whole = self._before + sum(ratios) / num_processes * math.fsum(map(self._estimate, works))
+        self._whole = before + sum(ratios) / num_processes * math.fsum(map(self._estimate, works))
         given = [length for length in plan.lengths if length > trained] or plan.lengths
         choices = given if is_given or max(plan.lengths) <= trained else list_choices(trained, max(plan.lengths))
 
@@ -76,20 +83,27 @@ class Budget:
             each = math.fsum(map(self._estimate, works)) + self.pace.estimate(STOCK, "", documents)
             return sum(ratios[:models]) * each
 
-        left_then = left - self._before
+        left_then = left - before
         schedule = choose_schedule(
-            plan.lengths, choices, whole=self._whole - self._before, left=left_then, seconds=estimate_texts
+            plan.lengths, choices, whole=self._whole - before, left=left_then, seconds=estimate_texts
         )
         if schedule is None:
-            least = self._before + estimate_texts(2, min(choices))  # A comparison needs two models.
+            least = before + estimate_texts(2, min(choices))  # A comparison needs two models.
             minutes = math.ceil((least - left) / _MINUTE)
             raise NothingMeasuredError(
                 f"The time is too short: {format_duration(max(0.0, left))} are left, and one text of {min(choices)} "
                 f"tokens takes about {format_duration(estimate_texts(1, min(choices)))}"
-                + (", after the calibration of a head order." if self._before else "."),
-                hint=f"Increase --minutes by {minutes} or more, or use shorter --lengths.",
+                + (", after the calibration of a head order." if before else "."),
+                hint=f"Increase --minutes by {minutes} or more, or use shorter --lengths.{self._advise_threads()}",
             )
         return schedule
+
+    def _advise_threads(self) -> str:
+        """Return advice for a busy machine, where several threads wait for each other; else an empty text."""
+        load, cores = os.getloadavg()[0], os.cpu_count() or 1
+        if self.stock.device.type != "cpu" or load < _BUSY * cores:
+            return ""
+        return f" Other programs keep the processors busy (load {load:.0f}): OMP_NUM_THREADS=1 waits less for them."
 
     def describe(self, schedule: Schedule, num_processes: int, minutes: float) -> str:
         """Describe the work that fits into the time limit."""

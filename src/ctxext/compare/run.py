@@ -120,31 +120,40 @@ def compare(
     report_stage(progress, "loading the model")
     stock, team = load_model(info, loading, plan.encoder.tokenizer), Team()
     budget = Budget(plan, info, [candidate for candidate in candidates if candidate.recipe], stock)
-    schedule = Schedule(settings.lengths)
+
+    def choose(*, is_calibrated: bool) -> Schedule:
+        """Choose what fits into the rest of the time; the same in all processes."""
+        if minutes is None:
+            return Schedule(settings.lengths)
+        end, is_given = end_of(started, minutes, drawn * (1 + len(budget.candidates))), bool(options.lengths)
+
+        def choose_here() -> dict[str, Any]:
+            try:
+                left = end - time.monotonic()
+                chosen = budget.choose(left, team.size, is_given=is_given, is_calibrated=is_calibrated)
+            except NothingMeasuredError:
+                if not resume:  # Of a resumed run, less may remain.
+                    raise
+                chosen = Schedule(settings.lengths)
+            return dataclasses.asdict(chosen)
+
+        chosen = team.share(f"schedule {is_calibrated}", choose_here)
+        return Schedule(**{**chosen, "lengths": tuple(chosen["lengths"])})
+
     if minutes is not None:
         report_stage(progress, "measuring the speed")
-        left = end_of(started, minutes, drawn * (1 + len(budget.candidates))) - time.monotonic()
-        is_given = bool(options.lengths)
-
-        def choose() -> dict[str, Any]:
-            try:
-                return dataclasses.asdict(budget.choose(left, team.size, is_given=is_given))
-            except NothingMeasuredError:
-                if resume:  # What remains may be less.
-                    return dataclasses.asdict(schedule)
-                raise
-
-        chosen = team.share("schedule", choose)
-        schedule = Schedule(**{**chosen, "lengths": tuple(chosen["lengths"])})
-        if notify is not None and team.is_first:
+        budget.measure()
+        choose(is_calibrated=False)  # Raises before minutes of calibration.
+    with tempfile.TemporaryDirectory() as folder:
+        applier = RecipeApplier(stock, info.checkpoint, Path(folder) / Path(folder).name)
+        applied, candidates = _apply_candidates(info, applier, candidates, team, progress)
+        schedule = choose(is_calibrated=True)
+        if minutes is not None and notify is not None and team.is_first:
             notify(budget.describe(schedule, team.size, minutes))
         if not schedule.is_whole and not options.lengths:
             inside = (info.context_length,) if info.has_table and info.context_length else ()
             settings = dataclasses.replace(settings, lengths=(*inside, *schedule.lengths))
             plan, *_ = plans_of([endless], settings, loading)
-    with tempfile.TemporaryDirectory() as folder:
-        applier = RecipeApplier(stock, info.checkpoint, Path(folder) / Path(folder).name)
-        applied, candidates = _apply_candidates(info, applier, candidates, team, progress)
         plans = [_limit_to_context(dataclasses.replace(plan, info=dataclasses.replace(info, name=STOCK)), info)]
         plans += [dataclasses.replace(plan, info=applied_info) for applied_info, _ in applied]
         models = {STOCK: dataclasses.replace(stock, name=STOCK), **{entry.name: model for entry, model in applied}}

@@ -139,5 +139,6 @@ def choose_schedule(
         room = left if texts == 1 else _FIRST * left
         fits = [length for length in choices if texts * seconds(models, length) <= room]
         if fits and (texts <= _FEWEST or max(fits) == max(choices)):
-            return Schedule((max(fits),), is_whole=False, models=models, texts=texts)
+            length = max(fits) if texts >= _FEWEST else min(fits)  # Fewer texts fit only if the estimate is right.
+            return Schedule((length,), is_whole=False, models=models, texts=texts)
     return None

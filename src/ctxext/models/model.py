@@ -48,9 +48,12 @@ _MAX_ROWS = 32
 _SHARE = 0.4
 _STATES = 16
 """Generous estimate of a layer's activations, in hidden states per token."""
-_FIRST = 64
-_ENOUGH = 1.5
-"""Seconds of the longest measured step: shorter ones are mostly overhead."""
+_WARM, _FIRST = 8, 64
+"""Numbers of tokens to warm up, and of the first text."""
+_ENOUGH, _MOST = 1.5, 6.0
+"""Seconds of the longest measured step, since shorter ones are mostly overhead, and of all."""
+_GROWTH = 1.5
+"""Least ratio of the times of two steps, the second with twice the tokens, that are not mostly overhead."""
 
 _POOLINGS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "cls": lambda states: states[:, 0],
@@ -148,21 +151,22 @@ class LoadedModel:
         }
 
     def first_pace(self, longest: int) -> list[tuple[int, float]]:
-        """Measure the seconds that the warm model takes to read 64 tokens, twice as many and so on, up to 1.5 seconds.
+        """Measure the seconds to read one token, 64, twice as many and so on, up to 1.5 seconds.
 
-        The largest number of tokens is `longest`.
+        The largest number of tokens is `longest`. On a busy machine, short texts mostly wait for other processes: as
+        long as twice the tokens take about the same time, longer ones follow.
         """
-        length, read = min(_FIRST, longest), []
+        length, read = 1, []
         with torch.inference_mode():
             while True:
                 ids = torch.ones((1, length), dtype=torch.long, device=self.device)
-                self._read_once(ids[:, :8])
+                self._read_once(ids[:, :_WARM])
                 began = time.monotonic()
                 float(self._read_once(ids).flatten()[0])  # Reading a value waits for the GPU.
                 read.append((length, time.monotonic() - began))
-                if read[-1][1] >= _ENOUGH or length >= longest:
+                if length >= longest or _is_enough([seconds for _, seconds in read[1:]]):
                     return read
-                length = min(2 * length, longest)
+                length = min(max(_FIRST, 2 * length), longest)
 
     def _read_once(self, ids: torch.Tensor) -> torch.Tensor:
         """Read tokens as in an evaluation, and return a result of the last layer."""
@@ -296,6 +300,12 @@ class LoadedModel:
 
     def close(self) -> None:
         """Release resources other than memory; there are none here."""
+
+
+def _is_enough(seconds: Sequence[float]) -> bool:
+    """Return whether steps, each with twice the tokens of the one before, are enough to estimate longer ones."""
+    is_mostly_overhead = len(seconds) > 1 and seconds[-1] < _GROWTH * seconds[-2]
+    return sum(seconds) >= _MOST or (max(seconds, default=0.0) >= _ENOUGH and not is_mostly_overhead)
 
 
 def cut_at_end(ids: Sequence[int], ends: Sequence[int]) -> list[int]:
