@@ -17,7 +17,7 @@ TESTS = Path(__file__).parents[1]
 
 
 def plan(base, options=QUICK, **others):
-    return plan_training(str(base), lambda *_: map(Document, documents()), options, **others)
+    return plan_training(str(base), [lambda *_: map(Document, documents())], options, **others)
 
 
 def test_the_dry_run_reports_the_numbers_of_a_training(base, tmp_path):
@@ -57,7 +57,7 @@ from tiny_base import Tokens, documents
 options = TrainingOptions(length=1024, steps=2, batch_size=1, rank=8, short_share=0.0, checkpointing={checkpointing})
 reader = lambda *_: map(Document, documents(4, 1100))
 if {dry}:
-    peak = plan_training({base!r}, reader, options).peak_memory
+    peak = plan_training({base!r}, [reader], options).peak_memory
 else:
     finetune({base!r}, {out!r}, Tokens(documents(4, 1100)), options, run=RunOptions(merge=False))
     # Not from getrusage, which starts with the peak of the parent process.

@@ -9,7 +9,7 @@ import torch
 from ctxext.checkpoint import loading
 from ctxext.errors import CtxextError
 from ctxext.files import processes
-from ctxext.finetune import arguments, dry_run, models
+from ctxext.finetune import arguments, dry_run, models, step_costs
 from ctxext.finetune.models import choose_precision
 from ctxext.finetune.stopping import StopAfterStep
 from tiny_base import arguments_of
@@ -115,7 +115,7 @@ def test_memory_and_random_state_are_those_of_the_device(monkeypatch):
     assert (processes.peak_memory(device), processes.total_memory(device)) == (7, 11)
     assert dry_run._available_memory(device) == 11
     assert dry_run._available_memory(torch.device("cpu")) > 11
-    arguments, clock = SimpleNamespace(device=device), dry_run._Clock()
+    arguments, clock = SimpleNamespace(device=device), step_costs._Clock()
     clock.on_step_begin(arguments, None, None)
     clock.on_step_end(arguments, None, None)
     assert clock.peaks == [7]

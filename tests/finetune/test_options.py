@@ -351,7 +351,8 @@ def test_the_line_of_a_step(tmp_path, monkeypatch):
     monkeypatch.setattr(step_log, "peak_memory", lambda device: 3 << 29)
     path = tmp_path / "steps.jsonl"
     path.write_text("".join(json.dumps({"step": n}) + "\n" for n in (1, 2, 3)) + '{"step": 2\n')
-    line = LiveLine(Reporter(progress=lambda *given: shown.append(given)), 1000, path, PositionLosses())
+    options = TrainingOptions(length=100, batch_size=10, steps=10)
+    line = LiveLine(Reporter(progress=lambda *given: shown.append(given)), options, path, PositionLosses())
     line.on_train_begin(None, state(2), None)
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
     logs = {"loss": 1.5, "learning_rate": 0.1, "grad_norm": 2.0, "epoch": 1}
@@ -390,7 +391,7 @@ def test_losses_by_position_begin_again_after_each_evaluation(tmp_path):
     device = torch.device("cpu")
     for part, total, count in ((0, 4.0, 2), (0, 2.0, 1), (3, 5.0, 10)):
         sums.add(part, torch.tensor(total), count)
-    line = LiveLine(Reporter(notify=lines.append), 1000, tmp_path / "steps.jsonl", sums)
+    line = LiveLine(Reporter(notify=lines.append), TrainingOptions(length=8), tmp_path / "steps.jsonl", sums)
     line.on_evaluate(SimpleNamespace(device=device), state(), None, {"eval_loss": 1.25})
     assert lines == ["step 3: loss 1.250 on the evaluation data (2.000, –, –, 0.500 by position)"]
     assert sums.take(device) == [None] * 4

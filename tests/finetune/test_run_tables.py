@@ -109,7 +109,7 @@ def test_options_that_do_not_fit_such_a_model_are_refused(model_type, options, m
         tune(base, tmp_path / "out", change(**options))
     assert not (tmp_path / "out").exists()
     with pytest.raises(CtxextError, match=message):
-        plan_training(str(base), lambda *_: (), change(**options))
+        plan_training(str(base), [lambda *_: ()], change(**options))
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -117,7 +117,7 @@ def test_options_that_do_not_fit_such_a_model_are_refused(model_type, options, m
 @pytest.mark.thorough
 def test_a_dry_run_reports_time_and_memory(model_type, tmp_path):
     base = make_base(tmp_path, model_type)
-    plan = plan_training(str(base), lambda *_: iter(texts()), OPTIONS)
+    plan = plan_training(str(base), [lambda *_: iter(texts())], OPTIONS)
     assert plan.num_trained > table_of(base).numel()
     assert plan.peak_memory > 0
 

@@ -11,13 +11,14 @@ import typer
 from ctxext.cli.option_files import ConfigOption, PresetOption, SchemaOption, WithoutOption, used_options
 from ctxext.cli.options import SourceArgument, takes_options
 from ctxext.cli.output import Output, done_line, same_command
+from ctxext.converters.card import ANY_ID
 from ctxext.errors import CtxextError
 from ctxext.files.content import Progress
 from ctxext.files.output_directory import short_name
 from ctxext.files.packages import install_command
 from ctxext.files.processes import Terminated, num_processes, raise_on_sigterm, rank, run_alone
 from ctxext.finetune.documents import TrainingData
-from ctxext.finetune.options import Reporter, RunOptions, TrainingOptions, presets
+from ctxext.finetune.options import Reporter, RunOptions, TrainingOptions
 from ctxext.models.loading import Loading
 from ctxext.options import option
 from ctxext.tasks.settings import Settings
@@ -25,6 +26,10 @@ from ctxext.tasks.settings import Settings
 if TYPE_CHECKING:
     from ctxext.finetune.dry_run import Plan
     from ctxext.finetune.run import Finetuned
+
+
+_EVALUATION = 10.0
+"""Time limit of the evaluation in minutes; what does not fit is left out."""
 
 
 def with_step_lines(output: Output, progress: Progress) -> Progress:
@@ -50,7 +55,15 @@ def print_plan(output: Output, plan: "Plan") -> None:
     verdict = "" if plan.fits else "   does not fit"
     output.result(
         plan.to_dict(),
-        f"sequences  {plan.data.num_sequences:,} × {plan.options.sequence_length:,}, {plan.num_tokens:,} tokens",
+        *(
+            f"stage {number}    {stage.steps:,} steps of {plan.options.batch_size * stage.length:,} tokens, "
+            f"{format_duration(stage.seconds)}, {stage.peak_memory / 2**30:.1f} GiB"
+            for number, stage in enumerate(plan.stages if len(plan.stages) > 1 else (), 1)
+        ),
+        f"sequences  {plan.data.num_sequences:,} × {plan.options.sequence_length:,}, {plan.num_tokens:,} tokens"
+        if len(plan.stages) == 1
+        else f"sequences  {plan.data.num_sequences:,} of up to {plan.options.sequence_length:,}, "
+        f"{plan.num_tokens:,} tokens",
         f"trained    {plan.num_trained:,} parameters ({share:.1f} %)",
         f"memory     about {peak:.1f} of {available:.1f} GiB at the peak{verdict}",
         f"time       about {plan.seconds_per_step:.1f} s per step, {format_duration(plan.seconds)} in total",
@@ -74,7 +87,7 @@ def print_result(output: Output, done: "Finetuned", model: str, out: Path, *, me
     output.result(
         {**done.to_dict(), "out": str(out), "evaluation": report},
         done_line(out, f"{kind}   {done.num_trained:,} parameters trained ({share:.1f} %)"),
-        f"  loss {first:.3f} → {last:.3f} in {done.options.steps} steps   {done.seconds:.0f} s on {done.device} in "
+        f"  loss {first:.3f} → {last:.3f} in {done.options.num_steps} steps   {done.seconds:.0f} s on {done.device} in "
         f"{done.dtype}   {curve}",
     )
     if not merge:
@@ -93,7 +106,9 @@ class Measured:
         panel="Data",
     )
     evaluate: str | None = option(
-        None, help="Tasks to evaluate before and after training, for example needle,short.", flags=("--eval",)
+        None,
+        help="Tasks to evaluate before and after training, for example needle,short, for 10 minutes at most.",
+        flags=("--eval",),
     )
 
 
@@ -140,10 +155,9 @@ def finetune(
             with output.progress("estimating memory and time", stopped="") as progress:
                 from ctxext.finetune.dry_run import plan_training  # Imports torch, which takes seconds.
 
-                reader = chosen.reader(training)
                 plan = plan_training(
                     model,
-                    reader,
+                    run_module.make_readers(chosen, training),
                     training,
                     merge=run.merge,
                     revision=run.revision,
@@ -152,8 +166,6 @@ def finetune(
                 )
         print_plan(output, plan)
         return
-    if preset and (first := presets()[preset].convert):
-        output.note(f"Preset {preset} expects a model created by: {first}")
     try:
         with raise_on_sigterm(), output.progress("training") as progress:
             done = run_module.finetune(
@@ -187,23 +199,36 @@ def finetune(
 
 
 def _questions(tasks: str, model: str, training: TrainingOptions, run: RunOptions) -> tuple[Settings, Loading]:
-    """Return the settings of evaluation and loading; raise if they are invalid, before hours of training."""
+    """Return the settings of evaluation and loading; raise if they are invalid, before hours of training.
+
+    If the source is converted first, it is evaluated at the lengths of the result.
+    """
     from ctxext.evaluate.plan import plan_questions
+    from ctxext.finetune.base import open_model
 
     settings = Settings(tasks=(tasks,), seed=training.seed, original_length=training.original_length)
+    base, resolved = open_model(model, training, run.revision, run.token)
+    if base.conversion is not None and resolved.length is not None:
+        lengths = (base.model.encoding.trained_length, resolved.length)
+        settings = dataclasses.replace(settings, lengths=tuple(sorted(set(lengths))), allow_beyond=True)
     loading = Loading(revision=run.revision, token=run.token)
     plan_questions([model], settings, loading)
     return settings, loading
 
 
 def _evaluate(model: str, out: Path, questions: tuple[Settings, Loading], output: Output) -> Any:
-    """Evaluate the base and the result on the same prompts, in this process only."""
+    """Evaluate the source and the result on the same prompts, in this process only, and add the results to the card."""
     from ctxext.cli.eval_tables import report_tables
     from ctxext.evaluate.run import evaluate
+    from ctxext.publish.upload_plan import PushOptions, pack, seal
 
     settings, loading = questions
+    place = out / "evaluation"
     with run_alone(), output.progress("evaluating") as progress:
-        report = evaluate([model, str(out)], settings, loading=loading, out=out / "evaluation", progress=progress)
+        report = evaluate(
+            [model, str(out)], settings, loading=loading, out=place, minutes=_EVALUATION, progress=progress
+        )
     for table in report_tables(report, output.stderr.width):
         output.note(table)
+    seal(pack(out, ANY_ID, PushOptions(report=place, check=False)))
     return report

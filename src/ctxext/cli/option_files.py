@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +16,7 @@ from ctxext.errors import CtxextError
 from ctxext.files.json_schema import OPTIONS, closed_object, file_schema, schema_line, value_schema
 from ctxext.files.length import names_in
 from ctxext.files.strict import parse_yaml, read_text
-from ctxext.finetune.options import presets
+from ctxext.finetune.options import STAGES, presets
 
 
 def _load(context: typer.Context, path: Path | None) -> Path | None:
@@ -62,7 +63,9 @@ def _take(context: typer.Context, kind: str, content: Mapping[str, Any], place: 
             hint = f'Did you mean "{near[0]}"?' if near else f"Options: {', '.join(names)}."
             raise CtxextError(f'Unknown option "{key}" in "{place}".', hint=hint)
         listed = value if isinstance(value, list) else [value]
-        if value is not None and names[word].multiple:
+        if any(isinstance(entry, Mapping) for entry in listed):
+            values[names[word].name] = json.dumps(value)
+        elif value is not None and names[word].multiple:
             values[names[word].name] = [str(entry) for entry in listed]
         elif value is not None:  # An option that cannot be repeated accepts a list with commas.
             values[names[word].name] = ",".join(map(str, value)) if isinstance(value, list) else value
@@ -96,6 +99,7 @@ def options_schema(command: Any) -> dict[str, Any]:
 def used_options(context: typer.Context) -> str:
     """Return the options of a call as YAML that `--config` can read."""
     values = {word: context.params.get(str(option.name)) for word, option in _file_options(context.command).items()}
+    values |= {word: json.loads(value) for word, value in values.items() if word == STAGES and value}
     plain = {word: list(value) if isinstance(value, list | tuple) else value for word, value in values.items()}
     used = {word: value for word, value in plain.items() if value is not None}
     return schema_line(OPTIONS) + yaml.safe_dump(used, sort_keys=False, allow_unicode=True)

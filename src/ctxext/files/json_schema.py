@@ -49,6 +49,8 @@ def value_schema(owner: type, name: str, *, nullable: bool) -> dict[str, Any]:
     null = ["null"] if nullable else []
     if option.repeats or option.kind == "names":
         return {**described, "type": ["string", "array", *null], "items": {"type": "string"}}
+    if option.kind == "json":
+        return {**described, "type": ["array", *null], "items": {"type": "object"}}
     if typing.get_origin(expected) is tuple:
         return {**described, **_list_schema(expected, null)}
     kind = [_NAMES[expected], *(["string"] if option.kind == "length" else []), *null]

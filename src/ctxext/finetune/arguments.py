@@ -40,19 +40,17 @@ def make_training_arguments(
             hint=f"Use a multiple of {at_once}.",
         )
     logging.set_verbosity_error()
-    kind = precision.device.type
+    kind, first = precision.device.type, options.each_stage[0]
     schedule = "constant_with_warmup" if options.schedule == "constant" else options.schedule
-    if options.rate_floor:
-        schedule = "cosine_with_min_lr"
     return TrainingArguments(
         output_dir=str(folder),
-        max_steps=options.steps,
+        max_steps=options.num_steps,
         per_device_train_batch_size=options.micro_batch,
         gradient_accumulation_steps=options.batch_size // at_once,
-        learning_rate=options.learning_rate,
-        lr_scheduler_type=schedule,
-        **({"lr_scheduler_kwargs": {"min_lr_rate": options.rate_floor}} if options.rate_floor else {}),
-        warmup_steps=options.warmup_steps,
+        learning_rate=options.peak_rate,
+        # For logs: the learning rates are those of the options.
+        lr_scheduler_type="cosine_with_min_lr" if first.rate_floor else schedule,
+        warmup_steps=first.warmup_steps,
         optim=options.optimizer,
         weight_decay=options.weight_decay,
         adam_beta2=options.beta2,
@@ -66,7 +64,7 @@ def make_training_arguments(
         load_best_model_at_end=is_evaluated and options.keep_best,
         per_device_eval_batch_size=1,
         prediction_loss_only=True,
-        gradient_checkpointing=bool(options.checkpointing),
+        gradient_checkpointing=any(stage.checkpointing for stage in options.each_stage),
         gradient_checkpointing_kwargs={"use_reentrant": False},
         report_to=options.report_to,
         disable_tqdm=True,

@@ -1,27 +1,62 @@
 """The base checkpoint of a fine-tuning: its requirements, and the configuration of the result."""
 
+import dataclasses
 import shlex
+import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from ctxext.checkpoint.auto_class import CAUSAL, MASKED, auto_class
+from ctxext.checkpoint.families import read
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
+from ctxext.converters.calibration import set_head_order
+from ctxext.converters.convert import convert
+from ctxext.converters.options import ConvertOptions
+from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
+from ctxext.files.content import Progress
+from ctxext.files.length import format_length
+from ctxext.files.processes import rank
 from ctxext.finetune.options import TrainingOptions
 from ctxext.recipes.code.layout import depends_on_prompt
 from ctxext.recipes.code.method import CodeMethod
 from ctxext.recipes.code.own_code import needs_code, runs_only_own_code
 from ctxext.recipes.encodings.base import provenance
 from ctxext.recipes.model_config import ModelConfig, model_config
-from ctxext.recipes.recipe import recipe_from_dict
+from ctxext.recipes.recipe import Recipe, recipe_from_dict, step_from_dict
 from ctxext.recipes.registry import method_named
+
+_FACTOR, _POLL = 2.0, 0.2
 
 
 @dataclass(frozen=True)
 class Base:
-    """A checkpoint to train, and its configuration."""
+    """A checkpoint to train.
+
+    Attributes:
+        checkpoint: The checkpoint; with a conversion, its source.
+        model: Its configuration, or that of its conversion.
+        conversion: The recipe to convert the checkpoint by before the training; None if it is trained as it is.
+    """
 
     checkpoint: Checkpoint
     model: ModelConfig
+    conversion: Recipe | None = None
+
+    def convert(self, folder: Path, original_length: int | None, progress: Progress | None = None) -> "Base":
+        """Return the base after its conversion, which is written into `folder` unless it is there already."""
+        if self.conversion is None:
+            return self
+        methods = "-".join(step.name for step in self.conversion.steps)
+        name, length = Path(self.checkpoint.name).name, format_length(self.model.encoding.usable_length)
+        place = folder / f"{name}-{methods}-{length}"
+        if rank() != 0:
+            while not place.exists():  # The first process writes it.
+                time.sleep(_POLL)
+        elif not place.exists():
+            options = ConvertOptions(original_length=original_length)
+            convert(str(self.checkpoint.folder), place, self.conversion, options=options, progress=progress or _ignore)
+        return open_base(str(place), None, original_length=original_length)
 
     @property
     def learned_tensors(self) -> tuple[str, ...]:
@@ -43,14 +78,23 @@ def open_base(
     revision: str | None = None,
     token: str | None = None,
     original_length: int | None = None,
+    recipe: Recipe | None = None,
 ) -> Base:
     """Open the checkpoint and check that it can be trained at a length in tokens, by default its context length.
 
-    The other arguments are those of `open_checkpoint`.
+    Args:
+        source: A folder, a Hub id, or `demo`.
+        length: The length.
+        revision: As for `open_checkpoint`, and so are `token` and `original_length`.
+        token: A Hub token.
+        original_length: The original context length.
+        recipe: A conversion that comes first, unless the checkpoint is already extended.
     """
     checkpoint = open_checkpoint(source, revision=revision, token=token, original_length=original_length)
-    base, config = Base(checkpoint, model_config(checkpoint.config, original_length)), checkpoint.config
-    encoding = base.model.encoding
+    base = Base(checkpoint, model_config(checkpoint.config, original_length))
+    if recipe is not None and not base.model.is_extended:
+        base = Base(checkpoint, make_plan(checkpoint, set_head_order(recipe, "fixed")).model, recipe)
+    config, encoding = base.model.config, base.model.encoding
     if auto_class(config) not in (CAUSAL, MASKED):
         raise CtxextError(
             f'"{source}" is a {(config.get("architectures") or ["model"])[0]}; only causal and masked language '
@@ -61,7 +105,7 @@ def open_base(
         factor = -(-length // encoding.trained_length)
         raise CtxextError(
             f'--length {length} is above the context length of "{source}": {encoding.context_length} tokens.',
-            hint=f"Convert its source with --factor {factor} first.",
+            hint=f"Extend it first, with --method yarn --factor {factor} or ctxext convert.",
         )
     record = provenance(config).get("recipe")
     steps = recipe_from_dict(record, "config.json").steps if record else ()
@@ -71,7 +115,7 @@ def open_base(
             f'"{source}" has a method that depends on the prompt, so it cannot be trained.',
             hint="Convert its source with --head-order calibrated.",
         )
-    if needs_code(config) and not runs_only_own_code(checkpoint):
+    if needs_code(checkpoint.config) and not runs_only_own_code(checkpoint):
         raise CtxextError(
             f'"{source}" needs Python code that this version of ctxext did not write and does not run.',
             hint=f"Find it with: ctxext verify {shlex.quote(source)}. Or convert its source again with this version.",
@@ -100,7 +144,33 @@ def open_model(
     model: str, options: TrainingOptions, revision: str | None, token: str | None
 ) -> tuple[Base, TrainingOptions]:
     """Open the base and resolve the options; raise if an option does not apply."""
-    base = open_base(model, options.length, revision=revision, token=token, original_length=options.original_length)
+    base = open_base(
+        model,
+        options.length,
+        revision=revision,
+        token=token,
+        original_length=options.original_length,
+        recipe=_make_recipe(options),
+    )
     check_fits(base, restart=options.pack == "restart", keep_short=options.keep_short)
-    encoding = base.model.encoding
-    return base, options.resolve(window=encoding.context_length, trained_length=encoding.trained_length)
+    encoding, family = base.model.encoding, base.model.family
+    width = read(base.model.config, family, "hidden_size")
+    return base, options.resolve(
+        window=encoding.context_length,
+        trained_length=encoding.trained_length,
+        width=width if isinstance(width, int) else 0,
+    )
+
+
+def _make_recipe(options: TrainingOptions) -> Recipe | None:
+    """Return the recipe of --method, or None if it is not set."""
+    if options.method is None:
+        return None
+    takes_factor = any(field.name == "factor" for field in dataclasses.fields(method_named(options.method)))
+    factor = options.factor or (_FACTOR if takes_factor else None)
+    entry = {"method": options.method, **({"factor": factor} if factor else {})}
+    return Recipe([step_from_dict(entry, "--method")])
+
+
+def _ignore(label: str, done: int, total: int) -> None:
+    """Report no progress: the call of a function by another one shows no bar of its own."""

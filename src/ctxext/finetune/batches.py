@@ -102,7 +102,7 @@ class Sequences(Dataset[Tensors]):
             if path.is_file() and path.stat().st_size:
                 self._rows[length] = np.memmap(path, dtype=np.int32, mode="r").reshape(-1, length)
         self.lengths = [
-            length if length in self._rows else full for length in map(options.length_of_step, range(options.steps))
+            length if length in self._rows else full for length in map(options.length_of_step, range(options.num_steps))
         ]
         # Number of sequences used before each step.
         self._used: list[int] = []
@@ -112,7 +112,7 @@ class Sequences(Dataset[Tensors]):
             used[length] += options.batch_size * (full // length)
 
     def __len__(self) -> int:
-        return self.options.steps * self.options.batch_size
+        return self.options.num_steps * self.options.batch_size
 
     def __getitem__(self, index: int) -> Tensors:
         """Return tensors of shape (rows, length): one row, or several short ones."""

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 
 from ctxext.errors import CtxextError
 from ctxext.finetune.documents import Document, Documents, count_pieces
+from ctxext.finetune.options import TrainingOptions
 
 COUNTS, HELD_OUT = "sequences.json", "held-out"
 START, IGNORE = 1 << 30, 1 << 29
@@ -61,6 +62,23 @@ class DataReport:
     unused_fields: Mapping[str, int] = field(default_factory=dict)
     num_turns_left_out: int = 0
     left_out: Mapping[str, int] = field(default_factory=dict)
+
+    def __add__(self, other: "DataReport") -> "DataReport":
+        """Add the counts of another stage of the same data."""
+        counts = {name: _add(value, getattr(other, name)) for name, value in vars(self).items()}
+        # All stages draw from the same documents.
+        return DataReport(**{**counts, "num_in_all": self.num_in_all, "num_tokens_in_all": self.num_tokens_in_all})
+
+
+def _add(one: Any, other: Any) -> Any:
+    if isinstance(one, Mapping):
+        return {key: one.get(key, 0) + other.get(key, 0) for key in {**one, **other}}
+    return one or other if isinstance(one, str | None) else one + other
+
+
+def stage_folders(folder: Path, options: TrainingOptions) -> list[Path]:
+    """Return the folder of the sequences of each stage; a run of one stage needs no folder of its own."""
+    return [folder / f"stage-{number}" for number, _ in enumerate(options.stages, 1)] or [folder]
 
 
 def sequence_file(folder: Path, length: int) -> Path:

@@ -2,8 +2,9 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import resources
 from typing import Any, ClassVar
 
@@ -12,6 +13,7 @@ from ctxext.files.content import Progress, report_stage
 from ctxext.files.length import read_words
 from ctxext.files.output_directory import OverwriteOptions
 from ctxext.files.strict import parse_yaml
+from ctxext.finetune.stages import QUESTIONS, STAGED, adapt_stage, read_stages, resolve_stage, share_steps
 from ctxext.options import (
     MAX_COUNT,
     HubOptions,
@@ -26,7 +28,7 @@ from ctxext.options import (
 )
 
 _OF_LORA = ("rank", "alpha", "dropout", "targets", "train_norms", "train_embeddings")
-_MANY = 1000
+_MANY, _STEPS = 1000, 200
 _MOST_STEPS = 10_000_000
 """Maximum of steps; the plan of all steps is made before the first."""
 MASKED_SHARE = 0.15
@@ -35,7 +37,15 @@ CHANGEABLE = ("device", "save_every", "report_to", "steps", "micro_batch", "chec
 """Options that may change when a run is resumed."""
 
 
+STAGES = "stages"
+_UNSTAGED: Mapping[str, Any] = {STAGES: (), "stages_length": None, "stages_width": None}
 _LENGTH, _LORA, _LOOP = "Length and positions", "Trained weights", "Training loop"
+
+
+def _find_option_of_stages(options: "TrainingOptions") -> str | None:
+    """Return the name of an option that is set for the whole run although stages set it."""
+    names = (name for name in STAGED if is_set(options, name) and any(name in stage for stage in options.stages))
+    return next((name.replace("_", "-") for name in names), None)
 
 
 def _find_option_of_lora(options: "TrainingOptions") -> str | None:
@@ -59,8 +69,13 @@ class TrainingOptions:
         help="answers: only answers, if the data marks them (prompt and completion, messages, demo); or all.",
         choices=("answers", "all"),
     )
-    steps: int = option(200, help="Optimizer steps.", min=1, max=_MOST_STEPS)
+    steps: int | None = option(
+        None, help="Optimizer steps. Default: 200, or those of a preset.", min=1, max=_MOST_STEPS
+    )
     epochs: float | None = option(None, help="Passes over the data, instead of --steps.", above=0)
+    minutes: float | None = option(
+        None, help="Minutes of training: sets the number of steps, after a few measured ones.", above=0
+    )
     batch_size: int = option(8, help="Sequences per step, over all processes.", min=1, max=MAX_COUNT)
 
     start_length: int | None = option(
@@ -103,6 +118,12 @@ class TrainingOptions:
         min=1,
         advanced=True,
     )
+    method: str | None = option(
+        None,
+        help="Convert the source by this method first, for example yarn, unless it is already extended.",
+        panel=_LENGTH,
+    )
+    factor: float | None = option(None, help="Factor of --method. Default: 2.", panel=_LENGTH, above=1)
 
     rank: int = option(16, help="Rank of the LoRA matrices.", panel=_LORA, min=1, max=MAX_COUNT)
     alpha: float | None = option(
@@ -180,6 +201,32 @@ class TrainingOptions:
         choices=("auto", "bf16", "fp16", "fp32"),
     )
 
+    stages: tuple[Mapping[str, Any], ...] = option(
+        (),
+        help="Stages, one after the other: a JSON list of their options, which are steps, window, start-length, "
+        "short-share, learning-rate, rate-floor, warmup, checkpointing and questions.",
+        panel=_LOOP,
+        kind="json",
+        metavar="JSON",
+        advanced=True,
+    )
+    stages_length: int | None = option(
+        None,
+        help="Original context length of the model that --stages are for: windows are adapted to the trained model.",
+        panel=_LOOP,
+        kind="length",
+        min=1,
+        advanced=True,
+    )
+    stages_width: int | None = option(
+        None,
+        help="Width of that model (hidden_size): learning rates are adapted.",
+        panel=_LOOP,
+        min=1,
+        max=MAX_COUNT,
+        advanced=True,
+    )
+
     short_length: int | None = option(
         None, help="Tokens per short sequence. Default: the original context length.", min=1, internal=True
     )
@@ -217,14 +264,73 @@ class TrainingOptions:
             lambda options: options.pack == "restart" and options.positions != "full",
             "--pack restart needs --positions full.",
         ),
+        Rule(
+            lambda options: options.factor and not options.method,
+            "--factor needs --method.",
+            "Add --method yarn, or convert the source first.",
+        ),
+        Rule(
+            _find_option_of_stages,
+            "--{found} is set by each stage of the run.",
+            "Remove it, or the stages: --without stages.",
+        ),
+        Rule(
+            lambda options: options.minutes and options.epochs,
+            "--minutes cannot be combined with --epochs.",
+            "Remove one of them.",
+        ),
+        Rule(
+            lambda options: options.stages and options.epochs,
+            "--epochs cannot be combined with stages, which have --steps.",
+            "Remove it, or the stages: --without stages.",
+        ),
+        Rule(
+            lambda options: options.stages and options.keep_short,
+            "--keep-short cannot be combined with stages.",
+            "Remove it, or the stages: --without stages.",
+        ),
     )
 
     def __post_init__(self) -> None:
         read_words(self)
+        stages = read_stages(self.stages)
+        if stages and self.steps is not None:  # The number of all steps.
+            stages = share_steps(stages, self.steps)
+            object.__setattr__(self, "steps", None)
+        object.__setattr__(self, "stages", stages)
         check_options(self, '{flag} must be {limits}, not "{value}".')
+        _ = self.each_stage  # Checks their options.
 
-    def resolve(self, *, window: int, trained_length: int) -> "TrainingOptions":
-        """Return the options with all defaults set; they depend on the base's context length and original length."""
+    @cached_property
+    def each_stage(self) -> "tuple[TrainingOptions, ...]":
+        """The options of each stage, in order; a run without stages is one stage."""
+        chosen = ({name: value for name, value in stage.items() if name != QUESTIONS} for stage in self.stages)
+        stages = (
+            dataclasses.replace(self, **{**_UNSTAGED, "seed": self.seed + number, **options})
+            for number, options in enumerate(chosen)
+        )
+        return tuple(stages) if self.stages else (self,)
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps in all stages."""
+        return sum(stage["steps"] for stage in self.stages) if self.stages else self.steps or _STEPS
+
+    @property
+    def peak_rate(self) -> float:
+        """The highest learning rate of all stages."""
+        return max(stage.learning_rate or 0.0 for stage in self.each_stage)
+
+    def resolve(self, *, window: int, trained_length: int, width: int = 0) -> "TrainingOptions":
+        """Return the options with all defaults set, which depend on the base.
+
+        Args:
+            window: Its context length in tokens.
+            trained_length: Its original context length.
+            width: Its width; 0 if unknown.
+        """
+        if self.stages:
+            return self._resolve_stages(window=window, trained_length=trained_length, width=width)
         length = self.length or window
         num_tokens = length if self.positions == "full" else (self.window or trained_length)
         if self.start_length and self.start_length > num_tokens:
@@ -235,6 +341,7 @@ class TrainingOptions:
         return dataclasses.replace(
             self,
             length=length,
+            steps=self.num_steps,
             start_length=None if self.start_length == num_tokens else self.start_length,
             learning_rate=self.learning_rate or (2e-5 if self.full else 2e-4),
             alpha=self.alpha or 2.0 * self.rank,
@@ -243,9 +350,24 @@ class TrainingOptions:
             checkpointing=num_tokens > 4096 if self.checkpointing is None else self.checkpointing,
         )
 
+    def _resolve_stages(self, *, window: int, trained_length: int, width: int) -> "TrainingOptions":
+        """Return the options with all stages resolved, and adapted to the model if their sizes are given."""
+        sizes, ours = (self.stages_length or trained_length, self.stages_width or width), (trained_length, width)
+        options = dataclasses.replace(
+            self,
+            **{**_UNSTAGED, STAGES: tuple(adapt_stage(stage, sizes, ours) for stage in self.stages)},
+            length=self.length or window,
+            alpha=self.alpha or 2.0 * self.rank,
+        )
+        resolved = [stage.resolve(window=window, trained_length=trained_length) for stage in options.each_stage]
+        pairs = zip(options.stages, resolved, strict=True)
+        return dataclasses.replace(options, stages=tuple(resolve_stage(*pair) for pair in pairs))
+
     @property
     def sequence_length(self) -> int:
-        """Number of tokens in a sequence: the window with PoSE, otherwise the length."""
+        """Number of tokens in a sequence, of the longest stage: the window with PoSE, otherwise the length."""
+        if self.stages:
+            return max(stage.sequence_length for stage in self.each_stage)
         length = self.window or self.length
         assert length is not None, "the options are not resolved"
         return length
@@ -253,15 +375,36 @@ class TrainingOptions:
     @property
     def warmup_steps(self) -> int:
         """Number of steps with a rising learning rate."""
-        return math.ceil(self.warmup * self.steps)
+        return math.ceil(self.warmup * self.num_steps)
 
     def is_short(self, step: int) -> bool:
         """Return whether a step trains at the short length, without skipped positions; such steps are spread evenly."""
         useful = self.short_length != self.sequence_length or self.positions != "full"
         return useful and int((step + 1) * self.short_share) > int(step * self.short_share)
 
+    def find_stage(self, step: int) -> "tuple[TrainingOptions, int]":
+        """Return the options of the stage of a step, and the step's number in it, both counted from 0."""
+        for stage in self.each_stage:
+            if step < stage.num_steps:
+                return stage, step
+            step -= stage.num_steps
+        return stage, stage.num_steps  # After the last step.
+
+    def rate_of_step(self, step: int) -> float:
+        """Return the learning rate of a step, as the schedulers of transformers compute it."""
+        stage, step = self.find_stage(step)
+        peak, warmup = stage.learning_rate or 0.0, stage.warmup_steps
+        if step < warmup:
+            return peak * step / warmup
+        done = (step - warmup) / max(1, stage.num_steps - warmup)
+        share = {"constant": 1.0, "linear": max(0.0, 1 - done), "cosine": (1 + math.cos(math.pi * done)) / 2}
+        return peak * (stage.rate_floor + (1 - stage.rate_floor) * share[stage.schedule])
+
     def length_of_step(self, step: int) -> int:
         """Return the number of tokens of a sequence in a step, counted from 0."""
+        if self.stages:
+            stage, step = self.find_stage(step)
+            return stage.length_of_step(step)
         assert self.short_length is not None, "the options are not resolved"
         lengths = [self.start_length or self.sequence_length]
         while 2 * lengths[-1] < self.sequence_length:
@@ -269,7 +412,7 @@ class TrainingOptions:
         if lengths[-1] < self.sequence_length:
             lengths.append(self.sequence_length)
         # Round up, so that the last step has the full length even in short runs.
-        length = lengths[-(-(step + 1) * len(lengths) // self.steps) - 1]
+        length = lengths[-(-(step + 1) * len(lengths) // self.num_steps) - 1]
         return min(length, self.short_length) if self.is_short(step) else length
 
     def count_sequences(self) -> dict[int, int]:
@@ -279,7 +422,7 @@ class TrainingOptions:
             lengths = map(dataclasses.replace(self, steps=_MANY, epochs=None).length_of_step, range(_MANY))
             return dict.fromkeys([self.sequence_length, *lengths], 1 << 40)
         counts = {self.sequence_length: 0}
-        for length in map(self.length_of_step, range(self.steps)):
+        for length in map(self.length_of_step, range(self.num_steps)):
             counts[length] = counts.get(length, 0) + self.batch_size * (self.sequence_length // length)
         return {length: max(1, count) for length, count in counts.items()}
 
@@ -332,29 +475,36 @@ class Preset:
         source: Publication.
         memory: Required memory.
         options: Options of `ctxext finetune` by name.
-        convert: Command that creates its base; empty for an unmodified model.
-        after: Step after the training; empty if there is none.
     """
 
     description: str
     source: str
     memory: str
     options: Mapping[str, Any]
-    convert: str = ""
-    after: str = ""
+
+    @property
+    def stages(self) -> Sequence[Mapping[str, Any]]:
+        """The options of each stage; empty if there is only one."""
+        stages: Sequence[Mapping[str, Any]] = self.options.get(STAGES, ())
+        return stages
 
     def lines(self) -> list[str]:
         """Return the lines of its description: source, options and memory."""
-        words = [f"--{word}" if value is True else f"--{word} {value}" for word, value in self.options.items()]
-        after = [f"then     {self.after}"] if self.after else []
+        plain = {word: value for word, value in self.options.items() if word != STAGES}
+        stages = [f"stage {number}  {_list_words(stage)}" for number, stage in enumerate(self.stages, 1)]
         return [
             self.description,
             f"source   {self.source}",
-            *([f"first    {self.convert}"] if self.convert else []),
-            f"options  {' '.join(words)}",
-            *after,
+            f"options  {_list_words(plain)}",
+            *stages,
             f"memory   {self.memory}",
         ]
+
+
+def _list_words(options: Mapping[str, Any]) -> str:
+    """Return options as on the command line."""
+    values = {word: ",".join(map(str, value)) if isinstance(value, list) else value for word, value in options.items()}
+    return " ".join(f"--{word}" if value is True else f"--{word} {value}" for word, value in values.items())
 
 
 def presets() -> dict[str, Preset]:

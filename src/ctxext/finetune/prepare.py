@@ -1,9 +1,11 @@
 """Preparation of a training run: model and adapter, arguments of the Trainer, sequences."""
 
 import contextlib
+import dataclasses
 import difflib
 import inspect
 import re
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,19 +14,22 @@ import torch
 
 from ctxext.checkpoint.head import base_of, gather_weights
 from ctxext.errors import CtxextError
+from ctxext.files.content import as_json
 from ctxext.files.offline import forbid_network
-from ctxext.files.output_directory import explain_disk_errors
+from ctxext.files.output_directory import explain_disk_errors, write_whole
 from ctxext.files.processes import num_processes, rank
+from ctxext.files.schemas import read_json_object
 from ctxext.finetune.arguments import make_training_arguments
 from ctxext.finetune.attention import attends_by_document, can_separate_documents
 from ctxext.finetune.base import Base, check_fits
 from ctxext.finetune.batches import ModelInputs, make_masker
-from ctxext.finetune.data import HELD_OUT, DataReport, read_report, write_sequences
+from ctxext.finetune.data import HELD_OUT, DataReport, read_report, stage_folders, write_sequences
 from ctxext.finetune.documents import DocumentReader
 from ctxext.finetune.loss import PositionLosses, use_chunked_loss
 from ctxext.finetune.models import choose_precision, load_base, load_source
 from ctxext.finetune.needle_probe import NeedleProbe
 from ctxext.finetune.options import MASKED_SHARE, Reporter, TrainingOptions
+from ctxext.finetune.step_costs import fit_steps
 from ctxext.finetune.trainer import Prepared
 from ctxext.merge.tensors import add_shares, check_type, find_shares, find_stored_name, read_shapes
 from ctxext.recipes.encodings.learned import tensors_named
@@ -85,6 +90,9 @@ def add_adapter(model: Any, options: TrainingOptions, whole: Sequence[str] = (),
     return get_peft_model(model, config)
 
 
+PLANNED = "planned.json"
+"""File of the number of steps that a run was given by the measured time of a step."""
+_POLL = 0.1
 _FEW = 0.1
 """Share of the used documents below which a hint is shown."""
 _WASTE = 0.1
@@ -153,7 +161,7 @@ def count_tokens(report: DataReport, sequence_length: int) -> int:
 def prepare(
     base: Base,
     folder: Path,
-    read_documents: DocumentReader,
+    read_stages: Sequence[DocumentReader],
     options: TrainingOptions,
     *,
     merge: bool,
@@ -165,7 +173,7 @@ def prepare(
     Args:
         base: The checkpoint.
         folder: Folder of the sequences and the saves.
-        read_documents: Function that returns the documents.
+        read_stages: Function that returns the documents, for each stage.
         options: The options, resolved.
         merge: Whether trained weights must have a place in the checkpoint.
         reporter: Callbacks for stages and information.
@@ -211,24 +219,38 @@ def prepare(
         counts = trained.get_nb_trainable_parameters()  # peft counts 4-bit weights unpacked.
     if merge and is_first:
         check_mergeable(base, trained)
+    if options.minutes is not None:
+        reporter.report_stage("measuring the time of a step")
+        setup = {"inputs": inputs, "precision": precision, "world": num_processes(), "folder": folder}
+        options = dataclasses.replace(options, steps=_fit_once(folder / PLANNED, options, trained, setup))
     reporter.report_stage("reading the data")
     with arguments.main_process_first(local=False, desc="reading the data"):
+        reports = [
+            _read_once(place, read_documents, stage.count_sequences(), stage.sequence_length, options.pack, tokenizer)
+            for place, read_documents, stage in zip(
+                stage_folders(folder, options), read_stages, options.each_stage, strict=True
+            )
+        ]
         length = options.sequence_length
-        report = read_report(folder, length)
-        if report is None and is_first:
-            report = _read(folder, read_documents, options.count_sequences(), options.pack, tokenizer)
-        if read_held_out is not None and read_report(folder / HELD_OUT, length) is None and is_first:
-            (folder / HELD_OUT).mkdir(exist_ok=True)
-            _read(folder / HELD_OUT, read_held_out, {length: _NUM_HELD_OUT}, options.pack, tokenizer)
-    if report is None:
+        if read_held_out is not None:
+            needed = {length: _NUM_HELD_OUT}
+            _read_once(folder / HELD_OUT, read_held_out, needed, length, options.pack, tokenizer)
+    read = tuple(report for report in reports if report is not None)
+    if len(read) < len(reports):
         raise CtxextError(
             f'The sequences that the first process wrote to "{folder}" are not visible to this process.',
             hint="Choose an OUT on a disk shared by all machines.",
         )
-    options = options.for_data(report.num_sequences)
-    arguments.max_steps, arguments.warmup_steps = options.steps, options.warmup_steps
-    for line in format_data_lines(report, options, "restart" if can_restart else "run-on"):
-        report_line(line)
+    options = options.for_data(read[0].num_sequences)
+    arguments.max_steps, arguments.warmup_steps = options.num_steps, options.each_stage[0].warmup_steps
+    joining = "restart" if can_restart else "run-on"
+    for number, (report, stage) in enumerate(zip(read, options.each_stage, strict=True), 1):
+        if options.stages:
+            report_line(
+                f"stage {number} of {len(read)}: {stage.num_steps:,} steps, learning rate {stage.learning_rate:g}"
+            )
+        for line in format_data_lines(report, stage, joining):
+            report_line(line)
     if restart and not attends_by_document(model):
         report_line(
             "      with --pack restart this model builds an attention mask of length × length, "
@@ -243,7 +265,21 @@ def prepare(
             with contextlib.suppress(CtxextError):
                 needle = NeedleProbe(head, tokenizer, options.length, options.seed)
     report_line(str(precision))
-    return Prepared(trained, arguments, options, report, held_out, (by_position, needle), inputs, *counts, precision)
+    return Prepared(trained, arguments, options, read, held_out, (by_position, needle), inputs, *counts, precision)
+
+
+def _fit_once(path: Path, options: TrainingOptions, trained: Any, setup: Mapping[str, Any]) -> int:
+    """Return the number of steps that fit into --minutes by the first process; a resumed run has as many as before."""
+    if not path.is_file():
+        assert options.minutes is not None
+        num_steps = fit_steps(options, trained, options.minutes, **setup)
+        set_seed(options.seed)
+        if rank() == 0:
+            with explain_disk_errors(path):
+                write_whole(path, as_json({"steps": num_steps}).encode())
+    while not path.is_file():
+        time.sleep(_POLL)
+    return int(read_json_object(path)["steps"])
 
 
 def _can_restart(base: Base, model: Any, first_index: int | None, *, keep_short: bool) -> bool:
@@ -268,10 +304,24 @@ def _get_reading(base: Base, model: Any, tokenizer: Any, positions: str) -> Mode
     return ModelInputs(base.model.encoding.first_index if takes_positions else None, mask)
 
 
-def _read(
-    folder: Path, read_documents: DocumentReader, counts: Mapping[int, int], pack: str, tokenizer: Any
-) -> DataReport:
+def _read_once(
+    folder: Path, read_documents: DocumentReader, counts: Mapping[int, int], length: int, pack: str, tokenizer: Any
+) -> DataReport | None:
+    """Write sequences in the first process, unless an earlier run did; return None if they are not visible here.
+
+    Args:
+        folder: The folder of the sequences, which is created.
+        read_documents: Function that returns the documents.
+        counts: The number of sequences by length in tokens.
+        length: The full length.
+        pack: How to join documents.
+        tokenizer: The tokenizer.
+    """
+    report = read_report(folder, length)
+    if report is not None or rank() != 0:
+        return report
     with explain_disk_errors(folder):
+        folder.mkdir(exist_ok=True)
         documents = read_documents(tokenizer, counts)
         return write_sequences(documents, folder, num_needed=counts, pack=pack, end=tokenizer.eos_token_id)
 

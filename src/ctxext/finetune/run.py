@@ -6,7 +6,7 @@ import hashlib
 import shutil
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,9 @@ from ctxext.files.resuming import check_same_settings
 from ctxext.files.schemas import read_json_object
 from ctxext.finetune.base import Base, open_model
 from ctxext.finetune.data import DataReport
-from ctxext.finetune.documents import Data, DocumentReader, to_training_data
+from ctxext.finetune.documents import Data, DocumentReader, TrainingData, to_training_data
 from ctxext.finetune.options import CHANGEABLE, MASKED_SHARE, Reporter, RunOptions, TrainingOptions
+from ctxext.finetune.stages import QUESTIONS
 from ctxext.merge.run import ADAPTER, read_changes, save_adapter, write_merged
 from ctxext.notebook import table
 from ctxext.options import accepts_options
@@ -86,6 +87,13 @@ class Finetuned:
         return {**content, "losses": [list(entry) for entry in self.losses]}
 
 
+def make_readers(data: TrainingData, options: TrainingOptions) -> list[DocumentReader]:
+    """Return the function that reads the documents of each stage; raise if the data does not fit the options."""
+    shares = [stage.get(QUESTIONS) for stage in options.stages] or [None]
+    chosen = [data if share is None else dataclasses.replace(data, questions=share) for share in shares]
+    return [data.reader(stage) for data, stage in zip(chosen, options.each_stage, strict=True)]
+
+
 def training_folder(out: Path) -> Path:
     """Return the folder of a run's saves and sequences, which is deleted when OUT is complete."""
     return out.parent / f"{short_name(out.name)}.training"
@@ -129,9 +137,11 @@ def finetune(
         require(package, "Training")
     chosen = to_training_data(data)
     held_out = None if eval_data is None else to_training_data(eval_data, split=None)
-    readers = chosen.reader(options), held_out.reader(options) if held_out else None
+    readers = make_readers(chosen, options), held_out.reader(options) if held_out else None
     out = Path(out)
     base, options = open_model(str(model), options, run.revision, run.token)
+    if options.method and base.conversion is None and reporter.notify is not None:
+        reporter.notify(f'"{model}" is already extended: --method {options.method} is not applied.')
     if options.full and not run.merge:
         raise CtxextError("--full has no adapter and cannot be combined with --no-merge.", hint="Remove --no-merge.")
     if options.keep_best and held_out is None:
@@ -149,6 +159,7 @@ def finetune(
         if rank() == 0:
             _begin(folder, _collect_settings(base, options, named), resume=run.resume, overwrite=run.replaces)
         try:
+            base = base.convert(folder, options.original_length, reporter.progress)
             with warnings.catch_warnings(), explain_disk_errors(folder):
                 # The Trainer and peft call models in ways that transformers deprecates.
                 warnings.filterwarnings("ignore", category=FutureWarning)
@@ -215,7 +226,7 @@ def _begin(folder: Path, settings: Mapping[str, Any], *, resume: bool, overwrite
 def _train(
     base: Base,
     folder: Path,
-    readers: tuple[DocumentReader, DocumentReader | None],
+    readers: tuple[Sequence[DocumentReader], DocumentReader | None],
     options: TrainingOptions,
     run: RunOptions,
     reporter: Reporter,
@@ -228,7 +239,7 @@ def _train(
 
     notify = reporter.notify
     prepared = prepare(base, folder, readers[0], options, merge=run.merge, reporter=reporter, read_held_out=readers[1])
-    saves = find_newest_save(folder, prepared.options.steps, prepared.model) if run.resume else Saves(None, ())
+    saves = find_newest_save(folder, prepared.options.num_steps, prepared.model) if run.resume else Saves(None, ())
     if run.resume and notify is not None:
         for note in saves.notes:
             notify(note)
@@ -257,7 +268,7 @@ def _write(base: Base, folder: Path, result: Finetuned, work: Path, data: Mappin
     if (folder / RUNS).is_dir():
         shutil.copytree(folder / RUNS, work / RUNS)
     shutil.copyfile(folder / STEPS, work / STEPS)
-    lengths = [options.length_of_step(step) for step in range(options.steps)]
+    lengths = [options.length_of_step(step) for step in range(options.num_steps)]
     if is_installed("matplotlib"):
         from ctxext.report.pictures import as_png, draw_training
 
@@ -268,7 +279,7 @@ def _write(base: Base, folder: Path, result: Finetuned, work: Path, data: Mappin
 
 def _make_notes(base: Base, result: Finetuned, data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the description of the training for the model card."""
-    options = result.options
+    options, stages = result.options, result.options.each_stage
     how = "all weights" if options.full else f"LoRA rank {options.rank}, alpha {options.alpha:g}"
     how += f", base in {options.quantize} while training" if options.quantize != "none" else ""
     has_table = bool(base.model.encoding.learned_tensors) and not options.full
@@ -280,11 +291,18 @@ def _make_notes(base: Base, result: Finetuned, data: Mapping[str, Any]) -> dict[
         "learned": ("answers, if the data marks them" if options.learn == "answers" else "every token")
         + (f"; {100 * MASKED_SHARE:g} % of them masked" if base.is_masked else ""),
         "length": f"{options.start_length} doubling to {options.length}" if options.start_length else options.length,
-        "steps": options.steps,
+        "steps": _join(stage.num_steps for stage in stages),
         "batch_size": options.batch_size,
-        "learning_rate": options.learning_rate,
-        "positions": options.positions + (f", windows of {options.window}" if options.window else ""),
-        "short_share": options.short_share,
+        "learning_rate": _join(stage.learning_rate for stage in stages),
+        "positions": options.positions
+        + (f", windows of {_join(stage.window for stage in stages)}" if stages[0].window else ""),
+        "short_share": _join(stage.short_share for stage in stages),
         "keep_short": options.keep_short,
         "seed": options.seed,
     }
+
+
+def _join(values: Iterable[Any]) -> Any:
+    """Return a value of all stages, or their values as text."""
+    listed = list(values)
+    return listed[0] if len(set(listed)) == 1 else ", ".join(f"{value:g}" for value in listed)

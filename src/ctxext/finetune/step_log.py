@@ -1,5 +1,6 @@
 """The log and the live line of a training run, one line per step."""
 
+import itertools
 import json
 import math
 import time
@@ -11,7 +12,7 @@ from ctxext.errors import CtxextError
 from ctxext.files.offline import forbid_network
 from ctxext.files.processes import peak_memory
 from ctxext.finetune.loss import PositionLosses
-from ctxext.finetune.options import Reporter
+from ctxext.finetune.options import Reporter, TrainingOptions
 
 with forbid_network():
     from transformers import TrainerCallback
@@ -26,7 +27,7 @@ class LiveLine(TrainerCallback):  # type: ignore[misc]
 
     Args:
         reporter: Receives a line with the time left after each step, and a line per evaluation.
-        tokens_per_step: Tokens of a step over all processes.
+        options: The options of the run.
         path: Log file with a line per step and per evaluation.
         by_position: Sums of an evaluation's loss by position.
         needle: Needle evaluation; None if it is not possible.
@@ -35,12 +36,15 @@ class LiveLine(TrainerCallback):  # type: ignore[misc]
     def __init__(
         self,
         reporter: Reporter,
-        tokens_per_step: int,
+        options: TrainingOptions,
         path: Path,
         by_position: PositionLosses,
         needle: NeedleProbe | None = None,
     ) -> None:
-        self.reporter, self.tokens_per_step, self.path = reporter, tokens_per_step, path
+        self.reporter, self.path = reporter, path
+        sizes = (options.find_stage(step)[0].sequence_length for step in range(options.num_steps))
+        self.tokens_before = [0, *itertools.accumulate(options.batch_size * size for size in sizes)]
+        """Tokens before each step, over all processes."""
         self.by_position, self.needle = by_position, needle
         self.started, self.first_step = 0.0, 0
 
@@ -66,9 +70,10 @@ class LiveLine(TrainerCallback):  # type: ignore[misc]
         if not state.is_world_process_zero:
             return
         seconds = max(time.perf_counter() - self.started, 1e-9)
-        num_done = max(1, state.global_step - self.first_step)
-        speed, memory = num_done * self.tokens_per_step / seconds, peak_memory(args.device)
-        left = seconds / num_done * (state.max_steps - state.global_step)
+        before = self.tokens_before
+        speed = (before[state.global_step] - before[self.first_step]) / seconds
+        left = (before[-1] - before[state.global_step]) / speed
+        memory = peak_memory(args.device)
         figures = {name: logs[name] for name in ("loss", "learning_rate", "grad_norm") if name in logs}
         line = {"step": state.global_step, **figures, "tokens_per_second": round(speed, 1), "memory": memory}
         self._write({**line, "seconds": round(seconds, 3)})

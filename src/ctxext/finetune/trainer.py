@@ -2,6 +2,8 @@
 
 import atexit
 import dataclasses
+import functools
+import operator
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,30 +11,40 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import SequentialSampler
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import ConcatDataset, SequentialSampler
 
 from ctxext.errors import CtxextError
 from ctxext.files.offline import forbid_network
-from ctxext.finetune.batches import ModelInputs, Sequences, collate
-from ctxext.finetune.data import HELD_OUT, DataReport
+from ctxext.finetune.batches import ModelInputs, Sequences, Tensors, collate
+from ctxext.finetune.data import HELD_OUT, DataReport, stage_folders
 from ctxext.finetune.loss import PositionLosses
 from ctxext.finetune.models import Precision
 from ctxext.finetune.options import Reporter, TrainingOptions
 from ctxext.finetune.saves import adapt_state, clear_save
 
 with forbid_network():
-    from transformers import PrinterCallback, Trainer, TrainingArguments
+    from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from ctxext.finetune.needle_probe import NeedleProbe
 from ctxext.finetune.step_log import STEPS, LiveLine
 from ctxext.finetune.stopping import StopAfterStep
 
 
 class OrderedTrainer(Trainer):  # type: ignore[misc]
-    """A Trainer that uses the sequences in the order of the data set."""
+    """A Trainer that uses the sequences in the order of the data set, and the learning rates of the options."""
 
-    def __init__(self, model: Any, arguments: TrainingArguments, **kwargs: Any) -> None:
+    def __init__(self, model: Any, arguments: TrainingArguments, options: TrainingOptions, **kwargs: Any) -> None:
         super().__init__(model, arguments, data_collator=collate, **kwargs)
+        self.options = options
         self.remove_callback(PrinterCallback)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Set the learning rate of each step."""
+        self.lr_scheduler = LambdaLR(optimizer or self.optimizer, self._share_of_peak)
+        return self.lr_scheduler
+
+    def _share_of_peak(self, step: int) -> float:
+        return self.options.rate_of_step(step) / self.options.peak_rate
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, *args: Any, **kwargs: Any) -> None:
         with _explain_load_errors(resume_from_checkpoint, "weights"):
@@ -74,8 +86,26 @@ def _explain_load_errors(save: str | None, part: str) -> Iterator[None]:
 
 def open_held_out(folder: Path, options: TrainingOptions, count: int, inputs: ModelInputs) -> Sequences:
     """Open the held-out sequences of the full length, each used once and in order."""
+    longest = max(options.each_stage, key=lambda stage: stage.sequence_length)
     once: dict[str, Any] = {"steps": count, "batch_size": 1, "micro_batch": 1, "short_share": 0.0, "start_length": None}
-    return Sequences(folder, dataclasses.replace(options, **once), inputs)
+    return Sequences(folder, dataclasses.replace(longest, **once), inputs)
+
+
+class StageChange(TrainerCallback):  # type: ignore[misc]
+    """Callback that begins or ends the recomputation of activations where a stage does."""
+
+    def __init__(self, options: TrainingOptions) -> None:
+        self.options = options
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Recompute activations in this step, or not."""
+        if len({stage.checkpointing for stage in self.options.each_stage}) == 1:
+            return
+        stage, _ = self.options.find_stage(state.global_step)
+        if stage.checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=args.gradient_checkpointing_kwargs)
+        else:
+            model.gradient_checkpointing_disable()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +116,7 @@ class Prepared:
         model: The model with a forward that returns the loss; with LoRA the adapter around it.
         arguments: The Trainer's arguments.
         options: The options, with epochs converted to steps.
-        report: Counts of the data.
+        reports: Counts of the data of each stage.
         held_out: Counts of the evaluation data.
         measures: Sums of the loss by position, and the needle evaluation.
         inputs: Inputs that the model needs for its sequences.
@@ -98,13 +128,18 @@ class Prepared:
     model: Any
     arguments: Any
     options: TrainingOptions
-    report: DataReport
+    reports: tuple[DataReport, ...]
     held_out: DataReport | None
     measures: tuple[PositionLosses, NeedleProbe | None]
     inputs: ModelInputs
     num_trained: int
     num_parameters: int
     precision: Precision
+
+    @property
+    def report(self) -> DataReport:
+        """Counts of the data of all stages."""
+        return functools.reduce(operator.add, self.reports)
 
 
 def train(prepared: Prepared, folder: Path, reporter: Reporter, last_save: Path | None) -> Trainer:
@@ -113,10 +148,12 @@ def train(prepared: Prepared, folder: Path, reporter: Reporter, last_save: Path 
     held_out = None
     if prepared.held_out is not None:
         held_out = open_held_out(folder / HELD_OUT, options, prepared.held_out.num_sequences, prepared.inputs)
-    live = LiveLine(reporter, options.batch_size * options.sequence_length, folder / STEPS, *prepared.measures)
-    data, stop = Sequences(folder, options, prepared.inputs), StopAfterStep()
+    live = LiveLine(reporter, options, folder / STEPS, *prepared.measures)
+    places = zip(stage_folders(folder, options), options.each_stage, strict=True)
+    data = ConcatDataset[Tensors]([Sequences(place, stage, prepared.inputs) for place, stage in places])
+    callbacks = [live, stop := StopAfterStep(), StageChange(options)]
     trainer = OrderedTrainer(
-        prepared.model, arguments, train_dataset=data, eval_dataset=held_out, callbacks=[live, stop]
+        prepared.model, arguments, options, train_dataset=data, eval_dataset=held_out, callbacks=callbacks
     )
     if last_save:
         adapt_state(last_save, arguments)

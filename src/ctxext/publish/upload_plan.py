@@ -1,5 +1,6 @@
 """The plan of a push: files, model card, and a record with the digest of every file."""
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -285,8 +286,13 @@ def training_command(folder: Path, trained: str = EXTENDED) -> str:
         value = options.get(name)
         if name not in _OF_THE_MACHINE and value not in ([], getattr(TrainingOptions, name)):
             values[option_name(name)] = value
+    values = {name: json.dumps(value) if _has_mappings(value) else value for name, value in values.items()}
     names = str(data.get("name") or "DATA").split(", ")
     return command_of(["ctxext", "finetune", trained, "OUT", *(w for name in names for w in ("--data", name))], values)
+
+
+def _has_mappings(value: Any) -> bool:
+    return isinstance(value, list) and any(isinstance(entry, Mapping) for entry in value)
 
 
 def seal(plan: UploadPlan, progress: Progress | None = None) -> None:
