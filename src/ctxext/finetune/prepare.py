@@ -20,7 +20,7 @@ from ctxext.finetune.attention import attends_by_document, can_separate_document
 from ctxext.finetune.base import Base, check_fits
 from ctxext.finetune.batches import ModelInputs, make_masker
 from ctxext.finetune.data import HELD_OUT, DataReport, read_report, write_sequences
-from ctxext.finetune.documents import DocumentReader
+from ctxext.finetune.documents import DocumentReader, Documents
 from ctxext.finetune.loss import PositionLosses, use_chunked_loss
 from ctxext.finetune.models import choose_precision, load_base, load_source
 from ctxext.finetune.needle_probe import NeedleProbe
@@ -95,26 +95,35 @@ _NUM_HELD_OUT = 32
 def format_data_lines(report: DataReport, options: TrainingOptions, joining: str = "restart") -> list[str]:
     """Describe the data and what is omitted; `joining` is the suggested --pack option for this model."""
     in_all = about = percent = ""
-    share = 1.0
-    if report.num_in_all is not None and report.num_in_all > report.num_documents:
-        share = report.num_documents / report.num_in_all
+    share, made = 1.0, report.questions
+    num_documents = report.num_documents - made.get("num_conversations", 0)
+    num_tokens = report.num_tokens - made.get("num_tokens", 0)
+    if report.num_in_all is not None and report.num_in_all > num_documents:
+        share = num_documents / report.num_in_all
         in_all, percent = f" of {report.num_in_all:,}", f" ({100 * share:.1f} %)"
         if report.num_tokens_in_all is not None:
             about = f" of about {report.num_tokens_in_all:,}"
     first = (
-        f"data: {report.num_documents:,}{in_all} documents{percent}, {report.num_tokens:,}{about} tokens → "
+        f"data: {num_documents:,}{in_all} documents{percent}, {num_tokens:,}{about} tokens → "
         f"{report.num_sequences:,} sequences of {options.sequence_length:,}; {report.num_dropped:,} tokens dropped"
     )
     lines = []
+    in_sequences = count_tokens(report, options.sequence_length)
+    if made:
+        lines.append(
+            f"and {made['num_conversations']:,} conversations with {made['num_questions']:,} questions about them, "
+            f"{made['num_tokens']:,} tokens ({100 * made['num_tokens'] / in_sequences:.0f} % of the sequences)"
+        )
+        if made["num_unknown"]:
+            lines.append(f"no questions about {made['num_unknown']:,} documents in other languages")
     shorter = [f"{count:,} of {int(length):,}" for length, count in report.num_shorter.items()]
     if shorter:
         lines.append(f"and {', '.join(shorter)} tokens")
-    num_tokens = count_tokens(report, options.sequence_length)
-    if report.num_learned < num_tokens:
-        lines.append(f"loss computed on {100 * report.num_learned / num_tokens:.1f} % of tokens")
-    if report.num_padding > _WASTE * num_tokens:
+    if report.num_learned < in_sequences:
+        lines.append(f"loss computed on {100 * report.num_learned / in_sequences:.1f} % of tokens")
+    if report.num_padding > _WASTE * in_sequences:
         remedy = f"; use --pack {joining} to pack documents" if options.pack == "off" else ""
-        lines.append(f"{100 * report.num_padding / num_tokens:.0f} % padding{remedy}")
+        lines.append(f"{100 * report.num_padding / in_sequences:.0f} % padding{remedy}")
     if report.num_bad:
         lines.append(f"{report.num_bad:,} bad records skipped, the first: {report.first_bad}")
     if report.unused_fields:
@@ -216,10 +225,11 @@ def prepare(
         length = options.sequence_length
         report = read_report(folder, length)
         if report is None and is_first:
-            report = _read(folder, read_documents, options.count_sequences(), options.pack, tokenizer)
+            report = _read(folder, read_documents, options.count_sequences(), options.pack, tokenizer, base.is_masked)
         if read_held_out is not None and read_report(folder / HELD_OUT, length) is None and is_first:
             (folder / HELD_OUT).mkdir(exist_ok=True)
-            _read(folder / HELD_OUT, read_held_out, {length: _NUM_HELD_OUT}, options.pack, tokenizer)
+            few = {length: _NUM_HELD_OUT}
+            _read(folder / HELD_OUT, read_held_out, few, options.pack, tokenizer, base.is_masked)
     if report is None:
         raise CtxextError(
             f'The sequences that the first process wrote to "{folder}" are not visible to this process.',
@@ -269,10 +279,17 @@ def _get_reading(base: Base, model: Any, tokenizer: Any, positions: str) -> Mode
 
 
 def _read(
-    folder: Path, read_documents: DocumentReader, counts: Mapping[int, int], pack: str, tokenizer: Any
+    folder: Path,
+    read_documents: DocumentReader,
+    counts: Mapping[int, int],
+    pack: str,
+    tokenizer: Any,
+    is_masked: bool,
 ) -> DataReport:
     with explain_disk_errors(folder):
         documents = read_documents(tokenizer, counts)
+        if is_masked and isinstance(documents, Documents) and documents.has_questions:
+            raise CtxextError("--questions needs a model that generates text.", hint="Remove --questions.")
         return write_sequences(documents, folder, num_needed=counts, pack=pack, end=tokenizer.eos_token_id)
 
 
