@@ -23,6 +23,7 @@ from ctxext.converters.options import Calibration, ConvertOptions
 from ctxext.files.output_directory import OverwriteOptions
 from ctxext.finetune.documents import TrainingData
 from ctxext.finetune.options import RunOptions, TrainingOptions
+from ctxext.finetune.question_file import QuestionOptions
 from ctxext.methods import MsPoE, Yarn
 from ctxext.models.model import Loading
 from ctxext.publish.upload_plan import PushOptions, UploadPlan
@@ -107,8 +108,12 @@ def words_of(options):
 
 FINETUNE = (
     *("finetune", "some", "out", "--data", "a.txt:0.7", "--data", "b.txt:0.3", "--format", "text"),
-    *("--text-field", "body", "--split", "mine", "--skip-bad-rows", "--eval-data", "c.txt"),
+    *("--text-field", "body", "--split", "mine", "--skip-bad-rows", "--eval-data", "c.txt", "--questions", "0.3"),
     *("--no-merge", "--resume", "--overwrite", "--overwrite-anything", *HUB),
+)
+QUESTIONS = (
+    *("questions", "some", "a.txt", "out.jsonl", "--length", "4k", "--count", "7", "--seed", "5"),
+    *("--overwrite", "--overwrite-anything", *HUB),
 )
 MERGED = (*(word for word in FINETUNE if word != "--no-merge"), "--eval", "short")
 OTHERS = (
@@ -149,7 +154,7 @@ def arrived(run, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "command", ["eval", "compare", "search", "push", "verify", "merge", "inspect", "convert", "finetune"]
+    "command", ["eval", "compare", "search", "push", "verify", "merge", "inspect", "convert", "finetune", "questions"]
 )
 def test_every_option_is_in_a_table(command):
     lines = (
@@ -167,6 +172,7 @@ def test_every_option_is_in_a_table(command):
         AUTO,
         FINETUNE,
         MERGED,
+        QUESTIONS,
         *OTHERS,
     )
     words = {word for line in lines if line[0] == command for word in line}
@@ -475,7 +481,7 @@ def test_finetune(arrived, monkeypatch, expected):
     (model, out, chosen, options), named = arrived((*FINETUNE, *words), "ctxext.finetune.run.finetune")
     assert (model, out) == ("some", Path("out"))
     assert options == TrainingOptions(**expected)
-    assert chosen == TrainingData(("a.txt:0.7", "b.txt:0.3"), "text", "body", "mine", True)
+    assert chosen == TrainingData(("a.txt:0.7", "b.txt:0.3"), "text", "body", "mine", True, 0.3)
     assert named.pop("eval_data") == TrainingData(("c.txt",), "text", "body", None, True)
     assert callable(named.pop("progress"))
     assert callable(named.pop("notify"))
@@ -492,6 +498,15 @@ def test_finetune(arrived, monkeypatch, expected):
     assert (model, reader, options) == ("some", (chosen, options), TrainingOptions(**expected))
     assert callable(named.pop("reporter").notify)
     assert named == {**GIVEN, "merge": False}
+
+
+def test_questions(arrived):
+    words, named = arrived(QUESTIONS, "ctxext.finetune.question_file.write_questions")
+    assert words == ("some", "a.txt", Path("out.jsonl"), QuestionOptions(length=4096, count=7, seed=5))
+    assert callable(named.pop("progress"))
+    assert named == {**GIVEN, "overwrite": OverwriteOptions(overwrite=True, overwrite_anything=True)}
+    words, _ = arrived(QUESTIONS[:4], "ctxext.finetune.question_file.write_questions")
+    assert words[3] == QuestionOptions(length=2048, count=300, seed=0)
 
 
 def test_every_choice_of_a_training_is_made_here():

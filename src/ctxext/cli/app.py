@@ -92,6 +92,7 @@ SUMMARIES = {
     "compare": "Try every suitable method on the model in memory and compare them.",
     "search": "Search for the best recipe for a model without training, and write it to a recipe file.",
     "finetune": "Fine-tune an extended model on long sequences, by default with LoRA, and save a portable checkpoint.",
+    "questions": "Write conversations with questions about your texts to a file, to look at them or to edit them.",
     "merge": "Merge a LoRA adapter into its base model, one tensor at a time.",
     "verify": "Verify the files, configuration, code, frequencies and weights of a converted checkpoint.",
     "push": "Upload a checkpoint to the Hub, with a model card and a SHA-256 digest of every file.",

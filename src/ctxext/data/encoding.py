@@ -224,6 +224,10 @@ class Encoder:
             self._known.update((text, list(ids)) for text, ids in zip(new, encoded, strict=True))
         return [self.encode_piece(text) for text in texts]
 
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        """Count the tokens of many texts in one call; a tokenizer that adds a word start to each counts it too."""
+        return [len(ids) for ids in tokenize(self.tokenizer, list(texts), add_special_tokens=False)] if texts else []
+
     def _encode_after_anchor(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
         for anchor in _ANCHORS:
             before, both = encode(anchor), encode(anchor + text)

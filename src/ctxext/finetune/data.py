@@ -43,6 +43,7 @@ class DataReport:
         unused_fields: Ignored fields of records and messages, with the number of records that have them.
         num_turns_left_out: Answers that are not learned (`ChatReader.num_turns_left_out`).
         left_out: Content that the chat template does not render, with the number of conversations that have it.
+        questions: Counts of the conversations made from the texts (`QuestionCounts`); empty without --questions.
     """
 
     num_documents: int = 0
@@ -62,6 +63,7 @@ class DataReport:
     unused_fields: Mapping[str, int] = field(default_factory=dict)
     num_turns_left_out: int = 0
     left_out: Mapping[str, int] = field(default_factory=dict)
+    questions: Mapping[str, int] = field(default_factory=dict)
 
     def __add__(self, other: "DataReport") -> "DataReport":
         """Add the counts of another stage of the same data."""
@@ -138,6 +140,7 @@ def write_sequences(
         report.num_bad, report.first_bad = reader.num_bad, reader.first_bad
         report.unused_fields = dict(reader.unused + chats.unread)
         report.num_turns_left_out, report.left_out = chats.num_turns_left_out, dict(chats.left_out)
+        report.questions = asdict(documents.questions) if documents.questions else {}
     report.num_sequences = rows[full].count
     report.num_shorter = {str(length): kind.count for length, kind in rows.items() if length != full}
     report.num_learned = sum(kind.num_learned for kind in rows.values())

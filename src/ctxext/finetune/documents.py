@@ -16,14 +16,16 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from ctxext.data.encoding import Encoder
 from ctxext.data.records import HELD_OUT, check_place, read_records
 from ctxext.errors import CtxextError
 from ctxext.files.content import sha256_of
 from ctxext.files.offline import forbid_network
-from ctxext.finetune.chats import COMPLETION, FORMATS, MESSAGES, PROMPT, TEXT, BadRecord, ChatReader, RecordReader
+from ctxext.finetune.chats import COMPLETION, FORMATS, PROMPT, TEXT, BadRecord, RecordReader
 from ctxext.finetune.options import TrainingOptions
-from ctxext.options import Rule, check_options, option, with_documented_options
+from ctxext.finetune.questions.conversations import Conversation, QuestionCounts, QuestionStream
+from ctxext.finetune.record_encoder import Document as Document
+from ctxext.finetune.record_encoder import RecordEncoder
+from ctxext.options import Rule, check_options, option, share_option, with_documented_options
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -33,19 +35,6 @@ _CHARACTERS = 4
 """Approximate number of characters per token, to find long documents before they are tokenized."""
 _MORE = 64
 """Number of records beyond the number of sequences, as some are too short for one."""
-
-
-@dataclass(frozen=True)
-class Document:
-    """Token ids of one document.
-
-    Attributes:
-        ids: The tokens, including the tokenizer's start token.
-        is_learned: Whether each token counts in the loss; None if all do and the document may be cut.
-    """
-
-    ids: Sequence[int]
-    is_learned: Sequence[bool] | None = None
 
 
 DocumentReader = Callable[[Any, Mapping[int, int]], Iterable[Document]]
@@ -125,6 +114,11 @@ class TrainingData:
         panel=_DATA,
         advanced=True,
     )
+    questions: float = share_option(
+        0.0,
+        help="Share of the tokens from questions that are made about the texts of --data, for example 0.85.",
+        panel=_DATA,
+    )
     records: tuple[Mapping[str, Any], ...] = ()
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -142,6 +136,11 @@ class TrainingData:
             lambda data: any(source.data == DEMO and not source.is_local for source in data.sources()),
             f"--data {DEMO} cannot be mixed with other data.",
             "Train on one, then on the other.",
+        ),
+        Rule(
+            lambda data: data.questions and data.is_demo,
+            f"--questions cannot be combined with --data {DEMO}, which contains questions.",
+            "Remove --questions.",
         ),
         Rule(
             lambda data: len({source.weight is None for source in data.sources()}) > 1,
@@ -204,7 +203,8 @@ class TrainingData:
         others = {"format": self.record_format, "text_field": self.text_field, "split": self.split}
         usual = {"format": "auto", "text_field": "text", "split": "train"}
         changed = {key: value for key, value in others.items() if value != usual[key]}
-        return {"name": ", ".join(names), **({"sha256": digest} if digests else {}), **changed}
+        share = {"questions": self.questions} if self.questions else {}
+        return {"name": ", ".join(names), **({"sha256": digest} if digests else {}), **changed, **share}
 
 
 Data = str | Path | TrainingData | Iterable[str | Path | Mapping[str, Any]]
@@ -241,21 +241,54 @@ def _generate_documents(
         yield Document(example.ids, example.is_answer if only_answers else None)
 
 
+Entry = tuple[str, str] | Conversation | None
+"""A record, as JSON text, with its place; or a conversation about the texts; None ends a pass."""
+
+
 @dataclass
 class _Pool:
-    """Records in endless passes, each in a new random order; None ends a pass."""
+    """Entries, mostly in endless passes.
+
+    Attributes:
+        weight: Share of the tokens, relative to the other pools.
+        open: Starts the passes; each name has other random orders.
+        taken: Number of tokens divided by the weight.
+        is_used_up: Whether each entry was taken once.
+    """
 
     weight: float
-    records: Iterator[tuple[str, str] | None]
-    taken: float = 0.0  # Number of tokens divided by the weight.
-    is_used_up: bool = False  # Whether each record was taken once.
+    open: Callable[[str], Iterator[Entry]]
+    taken: float = 0.0
+    is_used_up: bool = False
+
+    def __post_init__(self) -> None:
+        self.entries = self.open("")
+
+    def reopen(self, name: str) -> "_Pool":
+        """Return a pool of the same entries in other random orders."""
+        return _Pool(self.weight, lambda _: self.open(name))
+
+
+def _mix(pools: list[_Pool]) -> Iterator[tuple[_Pool, tuple[str, str] | Conversation]]:
+    """Yield entries with their pool, until every pool is used up; the caller updates the pool's token count."""
+    while not all(pool.is_used_up for pool in pools):
+        pool = min(pools, key=lambda pool: pool.taken)
+        try:
+            entry = next(pool.entries)
+        except StopIteration:  # A stream is read once.
+            pools.remove(pool)
+            continue
+        if entry is None:
+            pool.is_used_up = True
+        else:
+            yield pool, entry
 
 
 class Documents:
     """The documents of files and data sets, shuffled, in one pass; their counts grow during the pass.
 
-    If there are several pools of records (one per weighted source), the next record is from the pool with the fewest
-    tokens for its weight so far.
+    If there are several pools (one per weighted source, and one of questions about the texts), the next record is from
+    the pool with the fewest tokens for its weight so far.
 
     Args:
         data: The data, and the format of its records.
@@ -270,14 +303,19 @@ class Documents:
         chats: Renderer of conversations, with counts of omitted content.
         num_in_all: Number of records; None if they are streamed.
         num_tokens_in_all: Approximate number of tokens in them.
+        has_questions: Whether conversations about the texts are made.
+        questions: Counts of them; None before the first.
     """
 
     def __init__(
         self, data: TrainingData, seed: int, only_answers: bool, tokenizer: Any, num_needed: Mapping[int, int]
     ) -> None:
-        self._data, self._seed, self._only_answers, self._num_needed = data, seed, only_answers, num_needed
+        self._data, self._seed, self._num_needed = data, seed, num_needed
         self.reader = RecordReader(data.record_format, data.text_field, data.skip_bad_rows)
-        self.chats, self._encoder = ChatReader(tokenizer), Encoder(tokenizer, chat_template=False)
+        self._encoder = RecordEncoder(tokenizer, only_answers=only_answers)
+        self.chats = self._encoder.chats
+        self.has_questions = bool(data.questions)
+        self.questions: QuestionCounts | None = None
         self.num_in_all: int | None = None
         self.num_tokens_in_all: int | None = None
         self._num_characters = self._num_read = self._num_tokens_read = 0
@@ -289,23 +327,34 @@ class Documents:
         """
         if self.num_tokens_in_all is None:
             return min(1.0, length * self._num_read / max(1, self._num_tokens_read))
-        return min(1.0, length * self._num_needed[length] / max(1, self.num_tokens_in_all))
+        num_needed = (1 - self._data.questions) * self._num_needed[length]
+        return min(1.0, length * num_needed / max(1, self.num_tokens_in_all))
 
     def _estimate_used(self, document: Document) -> int:
-        """Estimate the number of used tokens of a document."""
+        """Estimate the number of used tokens of a document, in sequences of all lengths."""
         if document.is_learned is not None:
             return len(document.ids)
-        length = max(self._num_needed)
-        num_pieces, num_chosen = count_pieces(len(document.ids), length, self.share(length))
-        return num_chosen * length if num_chosen < num_pieces else len(document.ids)
+        num_used = 0
+        for length in self._num_needed:
+            num_pieces, num_chosen = count_pieces(len(document.ids), length, self.share(length))
+            num_used += num_chosen * length if num_chosen < num_pieces else len(document.ids)
+        return num_used
 
     def __iter__(self) -> Iterator[Document]:
         """Yield the documents."""
         num_characters = 0
         with tempfile.TemporaryDirectory(prefix="ctxext-records-") as folder:
-            for pool, place, text in self._mix_pools(Path(folder)):
+            pools = list(self._open_pools(Path(folder)))
+            if self._data.questions:
+                pools = self._add_questions(pools)
+            for pool, entry in _mix(pools):
+                if isinstance(entry, Conversation):
+                    pool.taken += len(entry.document.ids) / pool.weight
+                    yield entry.document
+                    continue
+                place, text = entry
                 try:
-                    document = self._tokenize(json.loads(text))
+                    document = self._encoder.encode(json.loads(text))
                 except BadRecord as error:
                     pool.taken += 1 / pool.weight
                     hint = error.hint or f'Use a "{PROMPT}" and a "{COMPLETION}", or "{TEXT}".'
@@ -321,41 +370,24 @@ class Documents:
                 pool.taken += max(1, self._estimate_used(document)) / pool.weight
                 yield document
 
-    def _tokenize(self, record: Mapping[str, Any]) -> Document:
-        """Tokenize a converted record; completions and assistant turns are answers.
+    def iterate_conversations(self) -> Iterator[Conversation]:
+        """Yield conversations with questions about the texts, without the texts themselves; endless for local data."""
+        with tempfile.TemporaryDirectory(prefix="ctxext-records-") as folder:
+            pools = list(self._open_pools(Path(folder)))
+            yield from (entry for entry in self._make_questions(pools) if entry is not None)
 
-        Raises:
-            BadRecord: The record has nothing to learn.
-        """
-        if TEXT in record:
-            return Document(self._encoder.encode_document(record[TEXT]))
-        tokenizer = self._encoder.tokenizer
-        is_chat = MESSAGES in record and (PROMPT not in record or bool(getattr(tokenizer, "chat_template", None)))
-        parts = self.chats.split(record) if is_chat else [(record[PROMPT], False), (record[COMPLETION], True)]
-        # The end token is learned with the answer: without it, a model does not learn to stop.
-        end = [] if is_chat or tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-        ids = [] if is_chat else self._encoder.get_start_tokens()
-        marks = [False] * len(ids)
-        for text, is_answer in parts:
-            tokens = [*self._encoder.encode_piece(text), *(end if is_answer else [])]
-            ids = ids + tokens
-            marks += [is_answer] * len(tokens)
-        return Document(ids, marks if self._only_answers else None)
+    def _add_questions(self, pools: Sequence[_Pool]) -> list[_Pool]:
+        """Return the pools with one of questions, which has its share of the tokens."""
+        share, total = self._data.questions, sum(pool.weight for pool in pools)
+        for pool in pools:
+            pool.weight *= (1 - share) / total
+        return [*pools, _Pool(share, lambda _: self._make_questions(pools))]
 
-    def _mix_pools(self, folder: Path) -> Iterator[tuple[_Pool, str, str]]:
-        """Yield records with their pool, until every pool is used up; the caller updates the pool's token count."""
-        pools = list(self._open_pools(folder))
-        while not all(pool.is_used_up for pool in pools):
-            pool = min(pools, key=lambda pool: pool.taken)
-            try:
-                entry = next(pool.records)
-            except StopIteration:  # A stream is read once.
-                pools.remove(pool)
-                continue
-            if entry is None:
-                pool.is_used_up = True
-            else:
-                yield pool, *entry
+    def _make_questions(self, pools: Sequence[_Pool]) -> Iterator[Conversation | None]:
+        """Yield conversations about the texts of pools, and None after each pass over all of them."""
+        stream = QuestionStream(self._encoder, self._num_needed, self._seed)
+        self.questions = stream.counts
+        return stream.make(_read_texts([pool.reopen("questions") for pool in pools]))
 
     def _open_pools(self, folder: Path) -> Iterator[_Pool]:
         import numpy as np
@@ -366,7 +398,7 @@ class Documents:
         for group_number, group in enumerate(groups):
             weight = group[0].weight or 1.0
             if not group[0].is_local:
-                yield _Pool(weight, self._read(group, self.reader))
+                yield _Pool(weight, functools.partial(self._stream, group))
                 continue
             measured = array("q", (len(text) for _, text in self._read(group, self.reader)))
             sizes = np.array(measured, dtype=np.int64)
@@ -374,17 +406,29 @@ class Documents:
                 self.num_in_all += len(sizes)
             self._num_characters += int(sizes.sum())
             if measured:
-                yield _Pool(weight, self._shuffle_records(group, sizes, folder / f"{group_number}"))
+                yield _Pool(weight, functools.partial(self._shuffle_records, group, sizes, folder / f"{group_number}"))
+
+    def _stream(self, group: Sequence[Source], name: str) -> Iterator[tuple[str, str]]:
+        """Yield the records of a stream once; bad ones are counted in its first reading."""
+        return self._read(group, dataclasses.replace(self.reader, unused=Counter()) if name else self.reader)
 
     def _read(self, group: Sequence[Source], reader: RecordReader) -> Iterator[tuple[str, str]]:
         """Yield the places and records, as JSON text, in the order of the sources."""
         splits = (self._data.split,) if self._data.split else HELD_OUT
         for source in group:
             for place, record in source.read(splits, self._seed):
-                if (read := reader.read(record, place)) is not None:
-                    yield place, json.dumps(read, ensure_ascii=False, default=str)
+                if (read := reader.read(record, place)) is None:
+                    continue
+                if self._data.questions and TEXT not in read:
+                    raise CtxextError(
+                        f"{place} is not a text, so no questions can be made about it.",
+                        hint="Use only texts, or remove --questions.",
+                    )
+                yield place, json.dumps(read, ensure_ascii=False, default=str)
 
-    def _shuffle_records(self, group: Sequence[Source], sizes: Any, path: Path) -> Iterator[tuple[str, str] | None]:
+    def _shuffle_records(
+        self, group: Sequence[Source], sizes: Any, path: Path, name: str
+    ) -> Iterator[tuple[str, str] | None]:
         """Yield records in random order, pass after pass, with None after each pass; only needed records are copied.
 
         Records longer than a training sequence come earlier, in proportion to their size, so that all of the data is
@@ -395,6 +439,7 @@ class Documents:
         # Weighted sampling without replacement: the waiting times of events with these rates (Efraimidis and Spirakis).
         rates = np.maximum(1.0, sizes / (_CHARACTERS * max(self._num_needed)))
         num_first, copied, rows = sum(self._num_needed.values()) + _MORE, np.arange(0), None
+        path = path.with_name(path.name + name)
         for epoch in count():
             seed = random.Random(f"{self._seed} {path.name} {epoch}").getrandbits(64)
             times = np.random.default_rng(seed).exponential(size=len(sizes)) / rates
@@ -424,6 +469,20 @@ class Documents:
                     writer.write({"place": place, "record": record})
             writer.finalize()
         return Dataset.from_file(str(path))
+
+
+def _read_texts(pools: list[_Pool]) -> Iterator[tuple[str, str] | None]:
+    """Yield the texts of pools by their weights with their places, and None after each pass over all of them."""
+    while pools:
+        for pool, entry in _mix(pools):
+            assert isinstance(entry, tuple), "only records are in these pools"
+            place, record = entry
+            text = json.loads(record)[TEXT]
+            pool.taken += max(1, len(text)) / pool.weight
+            yield place, text
+        yield None
+        for pool in pools:
+            pool.is_used_up = False
 
 
 def count_pieces(num_tokens: int, length: int, share: float) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import difflib
+import functools
 import inspect
 import re
 import time
@@ -24,7 +25,7 @@ from ctxext.finetune.attention import attends_by_document, can_separate_document
 from ctxext.finetune.base import Base, check_fits
 from ctxext.finetune.batches import ModelInputs, make_masker
 from ctxext.finetune.data import HELD_OUT, DataReport, read_report, stage_folders, write_sequences
-from ctxext.finetune.documents import DocumentReader
+from ctxext.finetune.documents import DocumentReader, Documents
 from ctxext.finetune.loss import PositionLosses, use_chunked_loss
 from ctxext.finetune.models import choose_precision, load_base, load_source
 from ctxext.finetune.needle_probe import NeedleProbe
@@ -103,26 +104,35 @@ _NUM_HELD_OUT = 32
 def format_data_lines(report: DataReport, options: TrainingOptions, joining: str = "restart") -> list[str]:
     """Describe the data and what is omitted; `joining` is the suggested --pack option for this model."""
     in_all = about = percent = ""
-    share = 1.0
-    if report.num_in_all is not None and report.num_in_all > report.num_documents:
-        share = report.num_documents / report.num_in_all
+    share, made = 1.0, report.questions
+    num_documents = report.num_documents - made.get("num_conversations", 0)
+    num_tokens = report.num_tokens - made.get("num_tokens", 0)
+    if report.num_in_all is not None and report.num_in_all > num_documents:
+        share = num_documents / report.num_in_all
         in_all, percent = f" of {report.num_in_all:,}", f" ({100 * share:.1f} %)"
         if report.num_tokens_in_all is not None:
             about = f" of about {report.num_tokens_in_all:,}"
     first = (
-        f"data: {report.num_documents:,}{in_all} documents{percent}, {report.num_tokens:,}{about} tokens → "
+        f"data: {num_documents:,}{in_all} documents{percent}, {num_tokens:,}{about} tokens → "
         f"{report.num_sequences:,} sequences of {options.sequence_length:,}; {report.num_dropped:,} tokens dropped"
     )
     lines = []
+    in_sequences = count_tokens(report, options.sequence_length)
+    if made:
+        lines.append(
+            f"and {made['num_conversations']:,} conversations with {made['num_questions']:,} questions about them, "
+            f"{made['num_tokens']:,} tokens ({100 * made['num_tokens'] / in_sequences:.0f} % of the sequences)"
+        )
+        if made["num_unknown"]:
+            lines.append(f"no questions about {made['num_unknown']:,} documents in other languages")
     shorter = [f"{count:,} of {int(length):,}" for length, count in report.num_shorter.items()]
     if shorter:
         lines.append(f"and {', '.join(shorter)} tokens")
-    num_tokens = count_tokens(report, options.sequence_length)
-    if report.num_learned < num_tokens:
-        lines.append(f"loss computed on {100 * report.num_learned / num_tokens:.1f} % of tokens")
-    if report.num_padding > _WASTE * num_tokens:
+    if report.num_learned < in_sequences:
+        lines.append(f"loss computed on {100 * report.num_learned / in_sequences:.1f} % of tokens")
+    if report.num_padding > _WASTE * in_sequences:
         remedy = f"; use --pack {joining} to pack documents" if options.pack == "off" else ""
-        lines.append(f"{100 * report.num_padding / num_tokens:.0f} % padding{remedy}")
+        lines.append(f"{100 * report.num_padding / in_sequences:.0f} % padding{remedy}")
     if report.num_bad:
         lines.append(f"{report.num_bad:,} bad records skipped, the first: {report.first_bad}")
     if report.unused_fields:
@@ -224,17 +234,17 @@ def prepare(
         setup = {"inputs": inputs, "precision": precision, "world": num_processes(), "folder": folder}
         options = dataclasses.replace(options, steps=_fit_once(folder / PLANNED, options, trained, setup))
     reporter.report_stage("reading the data")
+    read_once = functools.partial(_read_once, pack=options.pack, tokenizer=tokenizer, is_masked=base.is_masked)
     with arguments.main_process_first(local=False, desc="reading the data"):
         reports = [
-            _read_once(place, read_documents, stage.count_sequences(), stage.sequence_length, options.pack, tokenizer)
+            read_once(place, read_documents, stage.count_sequences(), stage.sequence_length)
             for place, read_documents, stage in zip(
                 stage_folders(folder, options), read_stages, options.each_stage, strict=True
             )
         ]
         length = options.sequence_length
         if read_held_out is not None:
-            needed = {length: _NUM_HELD_OUT}
-            _read_once(folder / HELD_OUT, read_held_out, needed, length, options.pack, tokenizer)
+            read_once(folder / HELD_OUT, read_held_out, {length: _NUM_HELD_OUT}, length)
     read = tuple(report for report in reports if report is not None)
     if len(read) < len(reports):
         raise CtxextError(
@@ -305,25 +315,35 @@ def _get_reading(base: Base, model: Any, tokenizer: Any, positions: str) -> Mode
 
 
 def _read_once(
-    folder: Path, read_documents: DocumentReader, counts: Mapping[int, int], length: int, pack: str, tokenizer: Any
+    folder: Path,
+    read_documents: DocumentReader,
+    needed: Mapping[int, int],
+    length: int,
+    *,
+    pack: str,
+    tokenizer: Any,
+    is_masked: bool,
 ) -> DataReport | None:
     """Write sequences in the first process, unless an earlier run did; return None if they are not visible here.
 
     Args:
         folder: The folder of the sequences, which is created.
         read_documents: Function that returns the documents.
-        counts: The number of sequences by length in tokens.
+        needed: The number of sequences by length in tokens.
         length: The full length.
         pack: How to join documents.
         tokenizer: The tokenizer.
+        is_masked: Whether the model predicts masked tokens.
     """
     report = read_report(folder, length)
     if report is not None or rank() != 0:
         return report
     with explain_disk_errors(folder):
         folder.mkdir(exist_ok=True)
-        documents = read_documents(tokenizer, counts)
-        return write_sequences(documents, folder, num_needed=counts, pack=pack, end=tokenizer.eos_token_id)
+        documents = read_documents(tokenizer, needed)
+        if is_masked and isinstance(documents, Documents) and documents.has_questions:
+            raise CtxextError("--questions needs a model that generates text.", hint="Remove --questions.")
+        return write_sequences(documents, folder, num_needed=needed, pack=pack, end=tokenizer.eos_token_id)
 
 
 def check_mergeable(base: Base, model: Any) -> None:

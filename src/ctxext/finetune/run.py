@@ -287,7 +287,7 @@ def _make_notes(base: Base, result: Finetuned, data: Mapping[str, Any]) -> dict[
     how += "".join(f", {name}" for name, is_on in extras.items() if is_on)
     return {
         "trained": how,
-        "data": str(data["name"]),
+        "data": str(data["name"]) + (f", questions {data['questions']:g}" if "questions" in data else ""),
         "learned": ("answers, if the data marks them" if options.learn == "answers" else "every token")
         + (f"; {100 * MASKED_SHARE:g} % of them masked" if base.is_masked else ""),
         "length": f"{options.start_length} doubling to {options.length}" if options.start_length else options.length,

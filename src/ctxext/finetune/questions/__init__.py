@@ -1,0 +1,1 @@
+"""Questions about a user's texts, for training: conversations with made-up facts and continuations."""
