@@ -36,7 +36,7 @@ class Base:
     Attributes:
         checkpoint: The checkpoint; with a conversion, its source.
         model: Its configuration, or that of its conversion.
-        conversion: The recipe to convert the checkpoint by before the training; None if it is trained as it is.
+        conversion: The recipe to convert the checkpoint by before the training; None if it needs none.
     """
 
     checkpoint: Checkpoint
@@ -173,4 +173,4 @@ def _make_recipe(options: TrainingOptions) -> Recipe | None:
 
 
 def _ignore(label: str, done: int, total: int) -> None:
-    """Report no progress: the call of a function by another one shows no bar of its own."""
+    """Report no progress: the call of a function by another one shows no other bar."""

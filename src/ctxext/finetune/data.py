@@ -79,7 +79,7 @@ def _add(one: Any, other: Any) -> Any:
 
 
 def stage_folders(folder: Path, options: TrainingOptions) -> list[Path]:
-    """Return the folder of the sequences of each stage; a run of one stage needs no folder of its own."""
+    """Return the folder of the sequences of each stage; of a run without stages, its folder."""
     return [folder / f"stage-{number}" for number, _ in enumerate(options.stages, 1)] or [folder]
 
 
