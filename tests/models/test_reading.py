@@ -1,5 +1,6 @@
 """Prompts read in pieces and on a shared cache, by models with windows, chunks and states, against whole prompts."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -170,25 +171,47 @@ def test_generated_rows_end_at_their_first_end_token():
 
 
 @pytest.mark.parametrize(
-    ("fixed", "per_token", "lengths"),
+    ("per_token", "num_tokens", "lengths"),
     [
-        (0.0, 0.005, (1, 64, 128, 256, 512)),
-        (1.4, 0.001, (1, 64, 128, 256, 512)),
-        (29.0, 0.001, (1, 64)),
-        (0.0, 0.0, (1, 64, 128, 256, 512, 1000)),
+        (0.005, math.inf, (1, 64, 128, 256, 512)),
+        (0.1, math.inf, (1, 64)),
+        (0.0, math.inf, (1, 64, 128, 256, 512, 1000)),
+        (0.005, 20_000, (1, 64, 128, 256)),
     ],
-    ids=("quiet", "busy", "too busy", "fast"),
+    ids=("usual", "slow", "fast", "little work"),
 )
-def test_the_speed_is_measured_on_texts_that_are_not_mostly_overhead(monkeypatch, fixed, per_token, lengths):
+def test_the_speed_is_measured_within_seconds(monkeypatch, per_token, num_tokens, lengths):
     clock = SimpleNamespace(now=0.0)
     loaded = LoadedModel("tiny", SimpleNamespace(device="cpu"), SimpleNamespace(), can_share=False)
 
     def read(self, ids):
-        clock.now += fixed + per_token * ids.shape[1]
+        clock.now += per_token * ids.shape[1]
         return torch.zeros(1)
 
     monkeypatch.setattr(LoadedModel, "_read_once", read)
-    monkeypatch.setattr(model_module, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    read_texts = loaded.first_pace(1000)
+    several = SimpleNamespace(monotonic=lambda: clock.now, process_time=lambda: torch.get_num_threads() * clock.now)
+    monkeypatch.setattr(model_module, "time", several)
+    read_texts = loaded.first_pace(1000, num_tokens)
     assert [length for length, _ in read_texts] == [*lengths]
-    assert [seconds for _, seconds in read_texts] == pytest.approx([fixed + per_token * size for size in lengths])
+    assert [seconds for _, seconds in read_texts] == pytest.approx([per_token * size for size in lengths])
+
+
+def test_threads_that_wait_for_each_other_are_not_measured(monkeypatch):
+    """Short texts take 5 s with two threads, which work a tenth of it, and 2 ms a token with one thread."""
+    clock, threads = SimpleNamespace(now=0.0, work=0.0), [2]
+    loaded = LoadedModel("tiny", SimpleNamespace(device="cpu"), SimpleNamespace(), can_share=False)
+
+    def read(self, ids):
+        seconds = 5.0 if threads[-1] == 2 else 0.002 * ids.shape[1]
+        clock.now += seconds
+        clock.work += seconds / 10 if threads[-1] == 2 else seconds
+        return torch.zeros(1)
+
+    monkeypatch.setattr(LoadedModel, "_read_once", read)
+    times = SimpleNamespace(monotonic=lambda: clock.now, process_time=lambda: clock.work)
+    monkeypatch.setattr(model_module, "time", times)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads[-1])
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    read_texts = loaded.first_pace(2048)
+    assert threads == [2, 1, 2]
+    assert read_texts == [(length, pytest.approx(0.001 * length)) for length in (1, 64, 128, 256, 512, 1024)]

@@ -294,7 +294,8 @@ class Run:
         is_here = self.loading.engine == "transformers" and entry.measured_lengths
         if self._meter.is_known or not is_here or (self.progress is None and math.isinf(self.end)):
             return
-        self._meter.begin_pace(loaded.name, loaded.first_pace(min(entry.measured_lengths)))
+        num_tokens = math.fsum(length for plan in self.plans for length in plan.measured_lengths)
+        self._meter.begin_pace(loaded.name, loaded.first_pace(min(entry.measured_lengths), num_tokens))
         planned = [(plan, self._log.done(plan.info.name)) for plan in self.plans]
         seconds = math.fsum(
             self._estimate(plan.info.name, work, loaded, done)

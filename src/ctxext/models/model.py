@@ -3,6 +3,7 @@
 import functools
 import importlib
 import importlib.util
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -50,10 +51,11 @@ _STATES = 16
 """Generous estimate of a layer's activations, in hidden states per token."""
 _WARM, _FIRST = 8, 64
 """Numbers of tokens to warm up, and of the first text."""
-_ENOUGH, _MOST = 1.5, 6.0
-"""Seconds of the longest measured step, since shorter ones are mostly overhead, and of all."""
-_GROWTH = 1.5
-"""Least ratio of the times of two steps, the second with twice the tokens, that are not mostly overhead."""
+_ENOUGH = 1.5
+"""Seconds of the longest measured text: shorter ones are mostly overhead."""
+_SHARE_MEASURED = 0.01
+_IDLE = 0.6
+"""Share of the threads' time without work from which other programs slow them down."""
 
 _POOLINGS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "cls": lambda states: states[:, 0],
@@ -150,23 +152,43 @@ class LoadedModel:
             **self.encoder.facts(),
         }
 
-    def first_pace(self, longest: int) -> list[tuple[int, float]]:
+    def first_pace(self, longest: int, num_tokens: float = math.inf) -> list[tuple[int, float]]:
         """Measure the seconds to read one token, 64, twice as many and so on, up to 1.5 seconds.
 
-        The largest number of tokens is `longest`. On a busy machine, short texts mostly wait for other processes: as
-        long as twice the tokens take about the same time, longer ones follow.
+        On a processor that other programs keep busy, threads wait for each other, and short texts take up to a hundred
+        times as long, but long ones do not. Then one thread is measured, and its time divided by the threads.
+
+        Args:
+            longest: The largest number of tokens to read.
+            num_tokens: The number of tokens that will be read: the measurement takes at most a small share of the time.
         """
-        length, read = 1, []
-        with torch.inference_mode():
-            while True:
-                ids = torch.ones((1, length), dtype=torch.long, device=self.device)
-                self._read_once(ids[:, :_WARM])
-                began = time.monotonic()
-                float(self._read_once(ids).flatten()[0])  # Reading a value waits for the GPU.
-                read.append((length, time.monotonic() - began))
-                if length >= longest or _is_enough([seconds for _, seconds in read[1:]]):
-                    return read
-                length = min(max(_FIRST, 2 * length), longest)
+        read, threads = self._read_growing(longest, num_tokens), torch.get_num_threads()
+        if read or threads == 1:
+            return read
+        torch.set_num_threads(1)
+        try:
+            return [(length, seconds / threads) for length, seconds in self._read_growing(longest, num_tokens)]
+        finally:
+            torch.set_num_threads(threads)
+
+    @torch.inference_mode()
+    def _read_growing(self, longest: int, num_tokens: float) -> list[tuple[int, float]]:
+        """Return lengths with the seconds to read them; none if several threads wait for each other."""
+        length, read, threads = 1, list[tuple[int, float]](), torch.get_num_threads()
+        while True:
+            ids = torch.ones((1, length), dtype=torch.long, device=self.device)
+            self._read_once(ids[:, :_WARM])
+            began, began_here = time.monotonic(), time.process_time()
+            float(self._read_once(ids).flatten()[0])  # Reading a value waits for the GPU.
+            seconds, in_threads = time.monotonic() - began, time.process_time() - began_here
+            if self.device.type == "cpu" and threads > 1 and in_threads < _IDLE * threads * seconds:
+                return []
+            read.append((length, seconds))
+            spent = math.fsum(seconds for _, seconds in read)
+            is_much = length >= _FIRST and spent >= _SHARE_MEASURED * num_tokens * seconds / length
+            if length >= longest or is_much or seconds >= _ENOUGH:
+                return read
+            length = min(max(_FIRST, 2 * length), longest)
 
     def _read_once(self, ids: torch.Tensor) -> torch.Tensor:
         """Read tokens as in an evaluation, and return a result of the last layer."""
@@ -300,12 +322,6 @@ class LoadedModel:
 
     def close(self) -> None:
         """Release resources other than memory; there are none here."""
-
-
-def _is_enough(seconds: Sequence[float]) -> bool:
-    """Return whether steps, each with twice the tokens of the one before, are enough to estimate longer ones."""
-    is_mostly_overhead = len(seconds) > 1 and seconds[-1] < _GROWTH * seconds[-2]
-    return sum(seconds) >= _MOST or (max(seconds, default=0.0) >= _ENOUGH and not is_mostly_overhead)
 
 
 def cut_at_end(ids: Sequence[int], ends: Sequence[int]) -> list[int]:
