@@ -274,3 +274,10 @@ def test_a_text_without_ends_of_sentences_is_divided():
     text = " ".join(f"and the word {number} of it is in the list" for number in range(3000))
     conversations = make([("a", text)])
     assert len(conversations) > 20
+
+
+def test_only_passages_that_occur_once_are_continued():
+    """The continuation of a repeated passage would be ambiguous."""
+    turns = [turn for each in make([("a", PARAGRAPHS["en"] * 40)]) for turn in turns_of(each)]
+    assert len(turns) > 30
+    assert not [question for question, _ in turns if "“" in question[-200:]]
