@@ -55,7 +55,13 @@ def test_questions_have_their_share_of_the_sequences(tokenizer, stories, tmp_pat
     # Padding and the turns' words are not learned; of the texts, each token is.
     num_of_texts = num_tokens - report.questions["num_tokens"]
     assert abs(num_of_texts / num_tokens - (1 - share)) < 0.12
-    assert report.num_used > 5
+
+
+def test_many_documents_supply_a_sequence_each(tokenizer, stories, tmp_path):
+    """Also if most sequences are questions: a document supplies its share of the few sequences of texts."""
+    documents = documents_of(tokenizer, stories, num_needed={LENGTH: 60}, questions=0.8)
+    report = write_sequences(documents, tmp_path, num_needed={LENGTH: 60}, pack="off", end=1)
+    assert report.num_documents - report.questions["num_conversations"] >= 10
 
 
 def test_without_the_option_nothing_changes(tokenizer, stories):
