@@ -242,6 +242,7 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     **{
         "convert": ("nowhere", "out", "--method", "pi"),
         "merge": ("nowhere", "none", "out"),
+        "questions": ("nowhere", "texts.jsonl", "out.jsonl"),
         "export": ("gguf", "nowhere"),
     },
     **{"push": ("nowhere", "me/name"), "finetune": ("nowhere", "out", "--data", "texts.jsonl")},

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections import Counter
+from importlib import import_module
 
 import pytest
 from transformers import AutoTokenizer
@@ -54,7 +55,13 @@ def test_questions_have_their_share_of_the_sequences(tokenizer, stories, tmp_pat
     # Padding and the turns' words are not learned; of the texts, each token is.
     num_of_texts = num_tokens - report.questions["num_tokens"]
     assert abs(num_of_texts / num_tokens - (1 - share)) < 0.12
-    assert report.num_used > 5
+
+
+def test_many_documents_supply_a_sequence_each(tokenizer, stories, tmp_path):
+    """Also if most sequences are questions: a document supplies its share of the few sequences of texts."""
+    documents = documents_of(tokenizer, stories, num_needed={LENGTH: 60}, questions=0.8)
+    report = write_sequences(documents, tmp_path, num_needed={LENGTH: 60}, pack="off", end=1)
+    assert report.num_documents - report.questions["num_conversations"] >= 10
 
 
 def test_without_the_option_nothing_changes(tokenizer, stories):
@@ -78,6 +85,26 @@ def test_every_source_has_its_weight(tokenizer, tmp_path):
     german = max((size for size in weights if size), key=lambda size: size < 1000 and weights[size])
     texts = weights.total() - weights[None]
     assert abs(weights[german] / texts - 0.25) < 0.05
+
+
+def test_streamed_data_has_its_share_too(tokenizer, monkeypatch):
+    """It is read twice, once for each kind, and only as far as needed."""
+    read = []
+
+    def records(*_, **__):
+        for number in range(3000):
+            read.append(number)
+            yield f"record {number}", {"text": write_story(60, start=100 * number)}
+
+    monkeypatch.setattr(import_module("ctxext.finetune.documents"), "read_records", records)
+    documents = documents_of(tokenizer, "user/stream", num_needed={LENGTH: 100}, questions=0.6)
+    counts = tokens_of(document for document, _ in zip(documents, range(300), strict=False))
+    assert counts[True] > 0
+    assert len(read) < 1500
+    read.clear()
+    short = documents_of(tokenizer, "user/stream", num_needed={1300: 1 << 20}, questions=0.6)
+    counts = tokens_of(document for document, _ in zip(short, range(400), strict=False))
+    assert abs(counts[True] / counts.total() - 0.6) < 0.03
 
 
 def test_questions_repeat_for_the_same_seed(tokenizer, stories):

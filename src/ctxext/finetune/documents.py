@@ -264,7 +264,7 @@ class _Pool:
     def __post_init__(self) -> None:
         self.entries = self.open("")
 
-    def reopen(self, name: str) -> "_Pool":
+    def open_again(self, name: str) -> "_Pool":
         """Return a pool of the same entries in other random orders."""
         return _Pool(self.weight, lambda _: self.open(name))
 
@@ -387,7 +387,7 @@ class Documents:
         """Yield conversations about the texts of pools, and None after each pass over all of them."""
         stream = QuestionStream(self._encoder, self._num_needed, self._seed)
         self.questions = stream.counts
-        return stream.make(_read_texts([pool.reopen("questions") for pool in pools]))
+        return stream.make(_read_texts([pool.open_again("questions") for pool in pools]))
 
     def _open_pools(self, folder: Path) -> Iterator[_Pool]:
         import numpy as np

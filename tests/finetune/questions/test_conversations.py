@@ -83,6 +83,15 @@ def test_conversations_are_close_to_their_length(template, length):
         assert sum(sizes[:-1]) / len(sizes[:-1]) > 0.9 * length
 
 
+def test_questions_are_left_out_of_a_conversation_that_is_too_long():
+    """This template adds more tokens to every further message, which the estimate cannot include."""
+    growing = CHAT.replace("'|>' +", "'|>' + 'x' * (loop.index0 * 3) +")
+    conversations = make([STORY], {4000: 1}, template=growing)
+    assert 3000 < max(len(each.document.ids) for each in conversations) <= 4000
+    usual = make([STORY], {4000: 1})
+    assert sum(each.num_questions for each in conversations) < sum(each.num_questions for each in usual)
+
+
 def test_each_length_is_made_in_its_proportion():
     sizes = [len(each.document.ids) for each in make([STORY] * 6, {1500: 3, 6000: 1})]
     num_short = sum(size <= 1500 for size in sizes)
@@ -274,3 +283,10 @@ def test_a_text_without_ends_of_sentences_is_divided():
     text = " ".join(f"and the word {number} of it is in the list" for number in range(3000))
     conversations = make([("a", text)])
     assert len(conversations) > 20
+
+
+def test_only_passages_that_occur_once_are_continued():
+    """The continuation of a repeated passage would be ambiguous."""
+    turns = [turn for each in make([("a", PARAGRAPHS["en"] * 40)]) for turn in turns_of(each)]
+    assert len(turns) > 30
+    assert not [question for question, _ in turns if "“" in question[-200:]]

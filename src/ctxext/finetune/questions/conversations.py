@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from ctxext.data.chat_template import render_chat
 from ctxext.errors import CtxextError
 from ctxext.finetune.chats import MESSAGES, BadRecord
 from ctxext.finetune.questions.languages import FactForm, Language, read_languages, recognise_language
@@ -28,7 +29,7 @@ _BLOCK, _BLOCK_LENGTHS, _CHARACTERS = 1 << 16, 8, 4
 """Characters per block of a long text; the minimum in conversations, and the characters per token of one."""
 _NUM_OPEN = 16
 """Number of open texts, from which the next part is drawn."""
-_NUM_WAITING, _TOKENS_WAITING = 256, 1 << 21
+_NUM_WAITING, _TOKENS_WAITING = 256, 1 << 20
 """Maximum number of conversations in the buffer, and of their tokens."""
 _NUM_SAMPLED = 32
 """Number of sentences from which the tokens of a question are estimated."""
@@ -320,6 +321,9 @@ class QuestionStream:
     def _finish(self, draft: _Draft) -> Iterator[Conversation]:
         """Render a draft, without the last questions if it is too long; nothing if no question fits."""
         turns = draft.turns
+        # The whole text is much faster to encode than the parts with their marks.
+        while turns and self._encoder.has_template and self._estimate_length(draft, turns) > draft.length:
+            turns = turns[:-1]
         while turns:
             document = self._encode(draft, turns)
             if len(document.ids) <= draft.length:
@@ -329,6 +333,10 @@ class QuestionStream:
                 yield Conversation(_make_messages(draft, turns), document, draft.language.name, len(turns))
                 return
             turns = turns[:-1]
+
+    def _estimate_length(self, draft: _Draft, turns: Sequence[tuple[str, str]]) -> int:
+        text = render_chat(self._encoder.tokenizer, _make_messages(draft, turns))
+        return self._encoder.count_tokens([text])[0]
 
     def _encode(self, draft: _Draft, turns: Sequence[tuple[str, str]]) -> Document:
         has_template = self._encoder.has_template
