@@ -5,6 +5,7 @@ option that no table names fails `test_every_option_is_in_a_table`.
 """
 
 import dataclasses
+import json
 import shlex
 from importlib import import_module
 from pathlib import Path
@@ -92,16 +93,20 @@ TRAININGS = (
         **{"learning_rate": 0.01, "schedule": "linear", "warmup": 0.2, "optimizer": "adafactor", "weight_decay": 0.1},
         **{"beta2": 0.9, "checkpointing": True, "seed": 4, "save_every": 20},
         **{"keep_best": True, "report_to": "tensorboard", "quantize": "4bit"},
-        **{"device": "cpu", "dtype": "bf16", "rate_floor": 0.1},
+        **{"device": "cpu", "dtype": "bf16", "rate_floor": 0.1, "minutes": 3.0, "method": "yarn", "factor": 4.0},
     },
-    {"full": True, "keep_short": True},
+    {
+        **{"full": True, "keep_short": True, "stages_length": 1024, "stages_width": 64},
+        "stages": ({"steps": 2, "learning_rate": 0.1}, {"steps": 3, "questions": 0.2}),
+    },
 )
 """What options of a training make; in two parts, as some cannot stand together."""
 
 
 def words_of(options):
     """The options of a command line that make these."""
-    texts = {name: ",".join(value) if isinstance(value, tuple) else str(value) for name, value in options.items()}
+    texts = {name: ",".join(value) if name == "targets" else str(value) for name, value in options.items()}
+    texts |= {name: json.dumps(value) for name, value in options.items() if name == "stages"}
     pairs = [(f"--{name.replace('_', '-')}", text) for name, text in texts.items()]
     return [word for flag, text in pairs for word in ((flag,) if text == "True" else (flag, text))]
 
@@ -475,6 +480,8 @@ def test_convert_by_a_search(arrived, monkeypatch, words, budget):
 @pytest.mark.parametrize("expected", TRAININGS)
 def test_finetune(arrived, monkeypatch, expected):
     planned, words = [], words_of(expected)
+    base = SimpleNamespace(conversion=None)
+    monkeypatch.setattr(import_module("ctxext.finetune.base"), "open_model", lambda *given: (base, given[1]))
     monkeypatch.setattr(import_module("ctxext.evaluate.plan"), "plan_questions", lambda *given: planned.append(given))
     monkeypatch.setattr(TrainingData, "reader", lambda self, options: (self, options))
     monkeypatch.setattr(TrainingOptions, "rules", ())
@@ -495,7 +502,10 @@ def test_finetune(arrived, monkeypatch, expected):
     )
     assert planned == [(["some"], asked, Loading(**GIVEN))]
     (model, reader, options), named = arrived((*FINETUNE, *words, "--dry-run"), "ctxext.finetune.dry_run.plan_training")
-    assert (model, reader, options) == ("some", (chosen, options), TrainingOptions(**expected))
+    shares = [stage.get("questions", 0.3) for stage in options.stages] or [0.3]
+    chosen_by_stage = [dataclasses.replace(chosen, questions=share) for share in shares]
+    assert (model, options) == ("some", TrainingOptions(**expected))
+    assert reader == [*zip(chosen_by_stage, options.each_stage, strict=True)]
     assert callable(named.pop("reporter").notify)
     assert named == {**GIVEN, "merge": False}
 
@@ -524,17 +534,21 @@ def test_a_result_and_its_base_answer_the_same_questions(run, tmp_path, monkeypa
     monkeypatch.setattr(import_module("ctxext.finetune.run"), "finetune", lambda *given, **more: SimpleNamespace())
     results = []
     monkeypatch.setattr("ctxext.cli.finetune.print_result", lambda *given, **more: results.append(more))
-    planned, asked = [], []
+    planned, asked, sealed = [], [], []
 
-    def evaluate(models, settings, *, loading, out, progress):
+    def evaluate(models, settings, *, loading, out, minutes, progress):
         asked.append((models, settings, loading, out))
         return {"models": [], "settings": {}}
 
     monkeypatch.setattr(import_module("ctxext.evaluate.run"), "evaluate", evaluate)
+    upload_plan = import_module("ctxext.publish.upload_plan")
+    monkeypatch.setattr(upload_plan, "pack", lambda out, name, options: (out, options.report))
+    monkeypatch.setattr(upload_plan, "seal", sealed.append)
     line = ("finetune", "some", "out", "--data", "demo")
     run(*line, "--eval", "short,needle", "--seed", "7", "--revision", "v1")
     run(*line, "--no-merge")
     questions = (Settings(tasks=("short", "needle"), seed=7), Loading(revision="v1"))
     assert planned == [(["some"], *questions)]
     assert asked == [(["some", "out"], *questions, Path("out/evaluation"))]
+    assert sealed == [(Path("out"), Path("out/evaluation"))], "the results are in the card"
     assert results == [{"merge": True, "report": {"models": [], "settings": {}}}, {"merge": False, "report": None}]

@@ -17,7 +17,7 @@ from ctxext.cli.app import app
 from ctxext.errors import CtxextError
 from ctxext.files import processes
 from ctxext.finetune import run as finetune_run
-from tiny_base import documents, load, logits, write_jsonl
+from tiny_base import documents, load, logits, save_llama, write_jsonl
 
 OPTIONS = ("--length", "64", "--steps", "3", "--batch-size", "2", "--rank", "4", "--learning-rate", "5e-3")
 PROGRAM = (
@@ -235,3 +235,27 @@ def test_a_file_of_options_is_checked(base, tmp_path, text, message):
     (tmp_path / "run.yaml").write_text(text)
     with pytest.raises(CtxextError, match=message):
         run("finetune", base, tmp_path / "out", "--config", tmp_path / "run.yaml")
+
+
+def test_one_command_converts_trains_in_stages_and_evaluates(data, tmp_path):
+    """The source is evaluated at the lengths of the result, and the card contains the results."""
+    source, out = save_llama(tmp_path / "source"), tmp_path / "out"
+    stages = json.dumps([{"steps": 2, "window": 16}, {"steps": 1, "window": 32, "checkpointing": True}])
+    words = ("--method", "yarn", "--factor", "2", "--positions", "pose", "--stages", stages, "--eval", "perplexity")
+    result = run(
+        "finetune", source, out, "--data", data, *words, "--batch-size", "1", "--rank", "4", "--pack", "run-on"
+    )
+    assert "stage 1 of 2: 2 steps," in result.stderr
+    report = json.loads((out / "evaluation" / "report.json").read_text())
+    assert [(entry["name"], entry["lengths"]) for entry in report["models"]] == [
+        ("source", [32, 64]),
+        ("out", [32, 64]),
+    ]
+    card = (out / "README.md").read_text()
+    assert "was not evaluated" not in card
+    assert "report/perplexity" in card
+    assert run("verify", out).exit_code == 0
+    again = run("finetune", source, tmp_path / "again", "--data", data, "--config", tmp_path / "out.run.yaml")
+    assert "stage 2 of 2: 1 step," in again.stderr
+    weights = [load(place).state_dict() for place in (out, tmp_path / "again")]
+    assert all(torch.equal(weight, weights[1][name]) for name, weight in weights[0].items())

@@ -207,8 +207,8 @@ def _questions(tasks: str, model: str, training: TrainingOptions, run: RunOption
     from ctxext.finetune.base import open_model
 
     settings = Settings(tasks=(tasks,), seed=training.seed, original_length=training.original_length)
-    base, resolved = open_model(model, training, run.revision, run.token)
-    if base.conversion is not None and resolved.length is not None:
+    base, resolved = open_model(model, training, run.revision, run.token) if training.method else (None, training)
+    if base is not None and base.conversion is not None and resolved.length is not None:
         lengths = (base.model.encoding.trained_length, resolved.length)
         settings = dataclasses.replace(settings, lengths=tuple(sorted(set(lengths))), allow_beyond=True)
     loading = Loading(revision=run.revision, token=run.token)

@@ -34,6 +34,7 @@ from ctxext.finetune.step_costs import fit_steps
 from ctxext.finetune.trainer import Prepared
 from ctxext.merge.tensors import add_shares, check_type, find_shares, find_stored_name, read_shapes
 from ctxext.recipes.encodings.learned import tensors_named
+from ctxext.report.findings import format_count
 
 with forbid_network():
     from peft import LoraConfig, get_peft_model
@@ -257,7 +258,8 @@ def prepare(
     for number, (report, stage) in enumerate(zip(read, options.each_stage, strict=True), 1):
         if options.stages:
             report_line(
-                f"stage {number} of {len(read)}: {stage.num_steps:,} steps, learning rate {stage.learning_rate:g}"
+                f"stage {number} of {len(read)}: {format_count(stage.num_steps, 'step')}, "
+                f"learning rate {stage.learning_rate:g}"
             )
         for line in format_data_lines(report, stage, joining):
             report_line(line)
