@@ -48,6 +48,7 @@ def judged(
     serving=None,
     missed=(),
     minutes=None,
+    target_length=0,
 ):
     """The comparison that records make."""
     settings = Settings(tasks=("needle", "perplexity", "short"), samples=samples, depths=(0.0, 1.0))
@@ -70,7 +71,7 @@ def judged(
         )
         for name in ("unmodified", *names)
     ]
-    return compare_results(report, records, candidates, plans, missed, minutes)
+    return compare_results(report, records, candidates, plans, missed, minutes, target_length)
 
 
 def test_a_bucket_that_begins_at_the_length_counts_as_longer():
@@ -280,21 +281,27 @@ def test_what_did_not_fit_into_the_time_is_reported():
     missed = [*(late(name, range(5, TEXTS)) for name in ("unmodified", "yarn")), late("dca", range(5))]
     content = judged(read, missed=missed)
     assert content["not_reached"] == [
-        "needle: time ran out after 5 of 12 texts at 2048 tokens.",
+        "needle: the time was enough for 5 of 12 texts at 2048 tokens.",
         "Not measured: dca.",
     ]
     assert content["verdict"].endswith(" ".join(content["not_reached"]))
     assert judged(read, names=("yarn",))["not_reached"] == []
 
 
-def test_what_twice_the_time_would_add():
+def test_what_is_not_measured_is_named():
+    content = judged(cells("unmodified", 0.0) + cells("yarn", 1.0), ("yarn",), target_length=4096)
+    assert content["not_reached"] == ["Not measured at 4096 tokens: --lengths 4k."]
+    assert content["verdict"].endswith("--lengths 4k.")
+
+
+def test_what_the_same_time_would_add():
     """By hand: of 60 s, seven texts of two models take 40 s, and dca the rest."""
     read = cells("unmodified", 0.0, samples=range(5)) + cells("yarn", 1.0, samples=range(5))
     more = [late(name, range(5, TEXTS), 20.0) for name in ("unmodified", "yarn")]
     content = judged(read, missed=[*more, *more, late("dca", range(5), 20.0)], minutes=1)
-    assert content["not_reached"][-1] == "Twice the time (--minutes 2) would add dca and 7 more texts."
+    assert content["not_reached"][-1] == "The same time again (--resume) would add dca and 7 more texts."
     short = judged(read, missed=[*more, late("dca", range(5), 21.0)], minutes=1)
-    assert short["not_reached"][-1] == "Twice the time (--minutes 2) would add 7 more texts."
+    assert short["not_reached"][-1] == "The same time again (--resume) would add 7 more texts."
     assert judged(read, missed=[late("dca", range(5), 61.0)], minutes=1)["not_reached"][-1] == "Not measured: dca."
 
 

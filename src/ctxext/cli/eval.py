@@ -135,7 +135,7 @@ def _print_report(report: "Report", out: Path, models: Sequence[str], output: Ou
         if model.get("mind"):
             output.warning(f"{model['name']} in {model['engine']}: {model['mind']}.")
     if missed := report.get("num_missed"):
-        output.warning(f"Time ran out before {missed} prompts and documents. --resume continues.")
+        output.warning(f"The time was not enough for {missed} prompts and documents. --resume continues.")
     sentences = [Text(sentence) for sentence in findings(report)]
     output.result(report, *report_tables(report, output.stdout.width), Text(), *sentences)
     computed = {f"in {model.get('dtype')} on {model.get('device')}" for model in report["models"] if model.get("dtype")}
@@ -151,9 +151,8 @@ def _print_report(report: "Report", out: Path, models: Sequence[str], output: Ou
     elif is_gguf(path := extended[0][0]):
         output.next_step("llama-server", "-m", path, "-c", extended[0][1]["context_length"], why="Run it")
     else:
-        output.next_step(
-            "ctxext", "finetune", path, "OUT", "--data", "TEXTS.jsonl", why="A short fine-tuning improves most methods"
-        )
+        options = ("--preset", "read-twice", "--data", "TEXTS.jsonl")
+        output.next_step("ctxext", "finetune", path, "OUT", *options, why="Training improves what it finds")
 
 
 def _propose(report: "Report", source: str, output: Output) -> None:

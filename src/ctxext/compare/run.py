@@ -170,7 +170,7 @@ def compare(
                 "source": info.name,
                 "target_length": options.target_length,
                 "minutes": minutes,
-                **compare_results(report, records, candidates, plans, run.missed, minutes),
+                **compare_results(report, records, candidates, plans, run.missed, minutes, options.target_length),
             }
 
         run = Run(

@@ -11,6 +11,7 @@ from ctxext.compare.schedule import Judgement
 from ctxext.converters.engine_support import EXACT, PARTLY
 from ctxext.evaluate.plan import ModelPlan
 from ctxext.evaluate.run import Missed
+from ctxext.files.length import format_length
 from ctxext.report.findings import format_count, pool_cells
 from ctxext.report.intervals import adjust_confidence, mean_interval, paired_interval
 from ctxext.report.report import Report
@@ -166,6 +167,7 @@ def compare_results(
     plans: Sequence[ModelPlan],
     missed: Sequence[Missed] = (),
     minutes: float | None = None,
+    target_length: int = 0,
 ) -> dict[str, Any]:
     """Compare the models of a report: return a row for each model, the verdict and the recommended method.
 
@@ -176,6 +178,7 @@ def compare_results(
         plans: The work of each model.
         missed: The work that did not fit into the time.
         minutes: The time limit.
+        target_length: The length that the methods are to reach, in tokens.
     """
     by_name = {model["name"]: model for model in report["models"]}
     trained = by_name[STOCK]["trained_length"]
@@ -209,7 +212,15 @@ def compare_results(
     shares = {name: _share(model["cells"], beyond) for name, model in by_name.items()}
     by_row = {row["name"]: row for row in rows}
     taken, nearest, sentence = _choose_method(by_row, shares, gains, losses, results, stock, trained, confidence)
-    missing = [*_beyond_stock(plans), *_not_reached(plans, figures, missed), *_more_time(figures, missed, minutes)]
+    missing = [*_beyond_stock(plans), *_not_reached(plans, figures, missed)]
+    longest = max((length for entry in plans for length in entry.lengths), default=0)
+    if 0 < longest < target_length:
+        missing.append(f"Not measured at {target_length} tokens: --lengths {format_length(target_length)}.")
+    if not any(row.get("inside") for row in rows) and any(each.work.task.name == Short.name for each in missed):
+        missing.append(
+            f"Cost at {trained} tokens not measured: ctxext eval --task {Short.name} with a converted model."
+        )
+    missing += _more_time(figures, missed, minutes)
     return {
         "models": rows,
         "confidence": confidence,
@@ -379,15 +390,15 @@ def _not_reached(
                 texts = {key[3] for key in mine.seconds if key[:2] == (name, length)}
                 counts.append(len({sample for group in texts for sample in group}))
         if counts:
-            reached = f"after {min(counts)} of {samples} texts" if min(counts) else "before the first text"
-            sentences.append(f"{name}: time ran out {reached} at {length} tokens.")
+            texts = f"{min(counts)} of {samples} texts" if min(counts) else "no text"
+            sentences.append(f"{name}: the time was enough for {texts} at {length} tokens.")
     if unmeasured and len(unmeasured) < len(figures):
         sentences.append(f"Not measured: {_join_words(unmeasured)}.")
     return sentences
 
 
 def _more_time(figures: Mapping[str, ModelResults], missed: Sequence[Missed], minutes: float | None) -> list[str]:
-    """Return a sentence on what twice the time would add."""
+    """Return a sentence on what as much time again would add."""
     if not minutes or not missed:
         return []
     names, left, seen, texts = list[str](), 60 * minutes, set[tuple[str, Key]](), set[Key]()
@@ -402,4 +413,4 @@ def _more_time(figures: Mapping[str, ModelResults], missed: Sequence[Missed], mi
         elif each.model not in names:
             names.append(each.model)
     added = [*names, format_count(len(texts), "more text")] if texts else names
-    return [f"Twice the time (--minutes {2 * minutes:g}) would add {_join_words(added)}."] if added else []
+    return [f"The same time again (--resume) would add {_join_words(added)}."] if added else []
