@@ -390,8 +390,8 @@ def _not_reached(
                 texts = {key[3] for key in mine.seconds if key[:2] == (name, length)}
                 counts.append(len({sample for group in texts for sample in group}))
         if counts:
-            texts = f"{min(counts)} of {samples} texts" if min(counts) else "no text"
-            sentences.append(f"{name}: the time was enough for {texts} at {length} tokens.")
+            reached = f"{min(counts)} of {samples} texts" if min(counts) else "no text"
+            sentences.append(f"{name}: the time was enough for {reached} at {length} tokens.")
     if unmeasured and len(unmeasured) < len(figures):
         sentences.append(f"Not measured: {_join_words(unmeasured)}.")
     return sentences
