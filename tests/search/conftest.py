@@ -22,7 +22,7 @@ TRAINED = 320
 def no_pictures():
     """Lay out the Pareto front without drawing it, which takes longer than a short search."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(import_module("ctxext.report.pictures"), "as_png", lambda figure: b"not drawn")
+        patch.setattr(import_module("ctxext.report.pictures"), "as_png", lambda figure, **_: b"not drawn")
         yield
 
 

@@ -23,7 +23,9 @@ _TIE = 0.2
 """Weight of the ratio of operations in a fit: times vary by some percent, and the ratio by some tens of percent."""
 _BESIDE = 1.2
 """Ratio of the time of a task to that of reading its texts; 1.03 to 1.4 for the first tasks of SmolLM2."""
-_WRITTEN = 0.5
+_PREPARED = 0.005
+"""Seconds to make a prompt or question and to score its answer, which matter for small models only."""
+_WRITTEN = 0.2
 """Share of the allowed tokens that an answer is estimated to have: a right one ends the generation."""
 CPU_PIECE = 512
 """Tokens that a model with a window reads at once on a CPU (`models/reading.py`)."""
@@ -72,10 +74,10 @@ def cost_of(config: Mapping[str, Any]) -> Callable[[int], int]:
 class Pace:
     """The seconds that models of one size take to read texts, learned from the texts that they read.
 
-    A text takes `linear × tokens + quadratic × tokens × attended tokens` seconds, as attention and the other operations
-    differ in speed. The two numbers fit all texts that the first model read, by least squares of relative errors,
-    with a weak tie to the ratio of operations while all have about the same length. Another model, and a task that
-    reads a text several times or generates an answer, take a multiple of that.
+    A text takes `step + linear × tokens + quadratic × tokens × attended tokens` seconds: those of a single token, and,
+    as attention and the other operations differ in speed. The last two numbers fit all texts that the first model read,
+    by least squares of relative errors, with a weak tie to the ratio of operations while all have about the same
+    length. Another model, and a task that reads a text several times or generates an answer, take a multiple of that.
 
     Args:
         config: The configuration of the models.
@@ -90,7 +92,7 @@ class Pace:
 
     def begin(self, model: str, read: Sequence[tuple[int, float]]) -> None:
         """Begin with numbers of tokens and the seconds in which the first model read each: one token, then more."""
-        self._step = read[0][1]
+        self._step = read[0][1] + _PREPARED
         for tokens, seconds in (read[1:] or read)[-_NUM_FITTED:]:
             if seconds > 0:
                 self._fit([tokens], seconds)
@@ -150,10 +152,11 @@ class Pace:
         return length * _mean_attended(self._attention, length)
 
     def _base(self, length: int) -> float:
-        return self._linear * length + self._quadratic * self._count_attended(length)
+        return self._step + self._linear * length + self._quadratic * self._count_attended(length)
 
     def _fit(self, lengths: Sequence[int], seconds: float) -> None:
         """Add texts, and fit the two numbers, both at least 0."""
+        seconds = max(seconds - self._step * len(lengths), seconds / 2)  # Texts of a batch share the step.
         self._read.append((sum(lengths) / seconds, math.fsum(map(self._count_attended, lengths)) / seconds))
         # The tie is another row: linear - even × quadratic = 0.
         size = _TIE * math.fsum(tokens for tokens, _ in self._read) / len(self._read)

@@ -3,6 +3,7 @@
 `--method auto` searches for the recipe with a small budget. If that is too small, it compares the published methods.
 """
 
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from ctxext.cli.options import SourceArgument, complete_method, complete_recipe,
 from ctxext.cli.output import NOT_WRITTEN, Output, bold, done_line, label_table, mark_line
 from ctxext.converters.convert import convert as run
 from ctxext.converters.convert import plan_conversion
+from ctxext.converters.engine_support import EXACT
 from ctxext.converters.options import Calibration, ConvertOptions
 from ctxext.converters.plan import Plan
 from ctxext.errors import CtxextError, NothingMeasuredError
@@ -186,11 +188,21 @@ def convert(
         models = (done.out,) if plan.recipe.rewrites_weights else (source, done.out)  # The source's table is shorter.
         inside = ("--task", "needle,kv", "--depths", "11") if of_heads and kind == "causal" else ()
         output.next_step("ctxext", "eval", *models, *inside, why="Not measured yet")
+        if kind == "causal" and (served := _serve_command(plan)):
+            output.next_step(*served[:2], done.out, *served[2:], why="Serve it")
     else:
         output.next_step("ctxext", "verify", done.out, "--against", source)
     if of_heads:
         words = ("--method", "yarn", "--factor", "2", *(word for name in of_heads for word in ("--method", name)))
         output.next_step("ctxext", "convert", source, *words, why="Extend the context too")
+
+
+def _serve_command(plan: Plan) -> list[str]:
+    """Return the command that serves the result, without its path; empty if neither transformers nor vLLM does."""
+    if not plan.recipe.needs_code:  # `transformers serve` runs no custom code.
+        return ["transformers", "serve"]
+    arguments = [row.arguments for row in plan.serving if row.engine == "vLLM" and row.status == EXACT]
+    return ["vllm", "serve", *shlex.split(arguments[0])] if arguments else []
 
 
 def _wants_search(methods: Sequence[str], recipe: str | None, budget: Budget, options: ConvertOptions) -> bool:

@@ -21,11 +21,12 @@ from ctxext.console import shows_progress
 from ctxext.errors import CtxextError, NothingMeasuredError
 from ctxext.evaluate.plan import ModelPlan, plans_of
 from ctxext.evaluate.processes import Team, take_device
-from ctxext.evaluate.results_log import read_lengths
+from ctxext.evaluate.results_log import check_resumable, read_lengths
 from ctxext.evaluate.run import Run, end_of
 from ctxext.evaluate.stages import Stage
 from ctxext.files.content import Progress, report_stage
 from ctxext.files.output_directory import write_whole
+from ctxext.files.processes import rank
 from ctxext.models.checkpoint_info import CheckpointInfo, open_infos
 from ctxext.options import accepts_options
 from ctxext.recipes.recipe import Recipe, recipe_from_dict
@@ -112,6 +113,9 @@ def compare(
         options = dataclasses.replace(options, lengths=read_lengths(out))
     settings, minutes = options.settings(info.kind, info.trained_length), options.time_limit
     check_harness(settings.harness, settings.lengths)
+    if out is not None and rank() == 0:  # The others may be later than its log.
+        names = [STOCK, *(candidate.name for candidate in candidates if candidate.recipe)]
+        check_resumable(out, settings.to_dict(), names, resume=resume, overwrite=overwrite)
     # A position table ends at the context length of the unmodified model; recipes lengthen it.
     endless = dataclasses.replace(info, context_length=max(settings.lengths), has_table=False)
     drawn = len(settings.tasks) if out else 0
@@ -205,9 +209,7 @@ def _apply_candidates(
     progress: Progress | None,
 ) -> "tuple[list[tuple[AppliedInfo, LoadedModel]], list[Candidate]]":
     """Apply the candidates to the loaded weights; return the applied ones, and all candidates with refusals."""
-    from ctxext.models.model import wrap_model
-
-    stock, applied, judged = applier.stock, [], []
+    applied, judged = [], []
 
     def prepare(recipe: Recipe) -> dict[str, Any]:
         return applier.prepare(recipe, progress).to_dict()
@@ -221,11 +223,10 @@ def _apply_candidates(
             # A head order is measured once: another device may compute another one.
             content = team.share(candidate.name, functools.partial(prepare, candidate.recipe))
             recipe = recipe_from_dict(content, candidate.name)
-            model = applier.apply(recipe).model
+            model = applier.apply(recipe)
         except CtxextError as error:
             judged[-1] = dataclasses.replace(candidate, plan=None, recipe=None, refusal=error.message)
             continue
-        ready = wrap_model(candidate.name, model, stock.encoder.tokenizer, kind=info.kind)
         encoding = candidate.plan.encoding
         applied_info = AppliedInfo(
             candidate.name,
@@ -235,7 +236,7 @@ def _apply_candidates(
             stock=info,
             recipe=recipe,
         )
-        applied.append((applied_info, dataclasses.replace(ready, encoder=stock.encoder)))
+        applied.append((applied_info, dataclasses.replace(model, name=candidate.name, kind=info.kind)))
     if not applied:
         raise CtxextError(f'No method can be applied to "{info.name}": {judged[0].refusal}')
     return applied, judged

@@ -25,10 +25,9 @@ from ctxext.console import shows_progress
 from ctxext.converters.calibration import calibrate_recipe, set_head_order
 from ctxext.converters.card import CardFacts, card_metadata, declared_base, render
 from ctxext.converters.options import CLONED, COPIED, HARD, LINKS, ConvertOptions, SaveOptions
-from ctxext.converters.plan import Plan, make_plan
+from ctxext.converters.plan import Plan, default_name, make_plan
 from ctxext.errors import CtxextError
 from ctxext.files.content import MANIFEST, Progress, as_json, check_room, copy_whole, report_stage, sha256_of, stamp_of
-from ctxext.files.length import format_length
 from ctxext.files.output_directory import check_out, output_directory
 from ctxext.files.packages import installed_version
 from ctxext.files.tensor_files import CANNOT, copy_range, rewrite
@@ -158,8 +157,7 @@ def convert(
             recipe = calibrate_recipe(checkpoint, recipe, options, progress)
     plan = make_plan(checkpoint, recipe, replace_scaling=options.replace_scaling, allow_shorter=options.allow_shorter)
     if out is None:
-        name, methods = Path(plan.source.name).name or "model", "-".join(step.name for step in plan.recipe.steps)
-        out = Path(f"{name}-{methods}-{format_length(plan.encoding.usable_length)}")
+        out = Path(default_name(Path(plan.source.name).name, plan.recipe, plan.encoding))
         check_out(out, checkpoint.folder, options)
     if options.check:
         (check_described if plan.recipe.needs_code else check_complete)(checkpoint)

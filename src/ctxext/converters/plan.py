@@ -119,6 +119,12 @@ class Plan:
         return source_commands(self.source.name, self.model, self.serving)
 
 
+def default_name(source: str, recipe: Recipe, encoding: Encoding) -> str:
+    """Return the name of a conversion: that of its source, the methods and the length."""
+    methods = "-".join(step.name for step in recipe.steps)
+    return f"{source or 'model'}-{methods}-{format_length(encoding.usable_length)}"
+
+
 def make_plan(
     source: Checkpoint, recipe: Recipe, *, replace_scaling: bool = False, allow_shorter: bool = False
 ) -> Plan:

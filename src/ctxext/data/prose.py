@@ -20,8 +20,13 @@ def _read_lists() -> dict[str, list[str]]:
     lists = {}
     for block in resources.files("ctxext.data").joinpath("prose.txt").read_text(encoding="utf-8").split("\n\n"):
         name, _, text = block.partition(":")
-        lists[name] = [" ".join(part.split()) for part in text.split("|")] if "|" in text else text.split()
+        lists[name] = split_list(text)
     return lists
+
+
+def split_list(text: str) -> list[str]:
+    """Split a list of words, or of phrases that are separated by "|"."""
+    return [" ".join(part.split()) for part in text.split("|")] if "|" in text else text.split()
 
 
 WORDS = _read_lists()

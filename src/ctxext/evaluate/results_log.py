@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -32,19 +33,12 @@ class ResultsLog:
 
     def begin(self, header: dict[str, Any], *, resume: bool, overwrite: bool) -> None:
         """Start a new log, or resume an existing one."""
-        if resume and overwrite:
-            raise CtxextError("--resume cannot be combined with --overwrite.", hint="Remove one of them.")
+        existing = list_logs(self.folder, resume=resume, overwrite=overwrite)
         if self.folder is None:
             return
-        existing = sorted(self.folder.glob(_PATTERN)) if self.folder.is_dir() else []
-        if existing and not (resume or overwrite):
-            raise CtxextError(
-                f'"{self.folder}" already contains results.',
-                hint="Continue with --resume, replace them with --overwrite, or use another --out.",
-            )
         if existing and resume:
             with explain_malformed(str(self.folder / _NAME)):
-                _check_header(self.folder, header)
+                check_same_settings(self.folder, *_list_settings(_read_header(self.folder), header))
             return
         for path in existing:
             path.unlink()
@@ -94,6 +88,39 @@ class ResultsLog:
         return {key for record in self.records_of(model) if "task" in record for key in keys_of(record)}
 
 
+def list_logs(folder: Path | None, *, resume: bool, overwrite: bool) -> list[Path]:
+    """Return the logs in a folder; raise if they are neither resumed nor replaced."""
+    if resume and overwrite:
+        raise CtxextError("--resume cannot be combined with --overwrite.", hint="Remove one of them.")
+    existing = sorted(folder.glob(_PATTERN)) if folder is not None and folder.is_dir() else []
+    if existing and not (resume or overwrite):
+        raise CtxextError(
+            f'"{folder}" already contains results.',
+            hint="Continue with --resume, replace them with --overwrite, or use another --out.",
+        )
+    return existing
+
+
+def check_resumable(
+    folder: Path, settings: Mapping[str, Any], models: Collection[str], *, resume: bool, overwrite: bool
+) -> None:
+    """Raise before any model is loaded if the results in a folder must stay, or are of other settings or models.
+
+    Args:
+        folder: The folder.
+        settings: The settings of the run.
+        models: The names of its models; those that cannot be loaded may be missing in the results.
+        resume: Whether the run continues the one in the folder.
+        overwrite: Whether it replaces it.
+    """
+    if list_logs(folder, resume=resume, overwrite=overwrite) and resume:
+        with explain_malformed(str(folder / _NAME)):
+            old = _read_header(folder)
+            before = sorted(model["name"] for model in old["models"])
+            now = [name for name in before if name in models]
+            check_same_settings(folder, {**old["settings"], "models": before}, {**settings, "models": now})
+
+
 def read_lengths(folder: Path) -> tuple[int, ...]:
     """Return the prompt lengths of the settings of an evaluation, or none if a folder contains no readable log."""
     lines = _read_lines(folder / _NAME)[0] if (folder / _NAME).is_file() else []
@@ -138,7 +165,7 @@ def _is_record(line: Any) -> TypeGuard[Record]:
     )
 
 
-def _check_header(folder: Path, header: dict[str, Any]) -> None:
+def _read_header(folder: Path) -> dict[str, Any]:
     lines = _read_lines(folder / _NAME)[0] if (folder / _NAME).is_file() else []
     old: dict[str, Any] | None = next((line["header"] for line in lines if "header" in line), None)
     if old is None:
@@ -146,7 +173,7 @@ def _check_header(folder: Path, header: dict[str, Any]) -> None:
             f'"{folder}" cannot be resumed: the first line of {_NAME}, with its settings, is missing or damaged.',
             hint="Use another --out, or replace the results with --overwrite.",
         )
-    check_same_settings(folder, *_list_settings(old, header))
+    return old
 
 
 def _list_settings(*headers: dict[str, Any]) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -132,9 +132,33 @@ def check_out(out: Path, source: Path, options: OverwriteOptions) -> None:
         if (out.exists() or out.is_symlink()) and not out.is_dir():
             raise CtxextError(f'OUT "{out}" is a file.', hint="Choose another name.")
         check_contents(out, overwrite=options.replaces, deletable=deletable_files(out, options))
-        nearest = next(folder for folder in place.parents if folder.exists())
-        if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-            raise CtxextError(f'"{nearest}" is not writable.', hint="Choose another path for OUT.")
+        check_parent(out)
+
+
+def check_out_file(out: Path, options: OverwriteOptions, is_ours: Callable[[Path], bool], other: str) -> None:
+    """Raise if a file cannot or must not be written.
+
+    Args:
+        out: The file to create.
+        options: What may be replaced.
+        is_ours: Returns whether a file is one that --overwrite replaces.
+        other: What is wrong with a file that it does not replace, to follow its name.
+    """
+    if out.is_dir():
+        raise CtxextError(f'OUT "{out}" is a folder.', hint="Specify a file name.")
+    if out.exists() or out.is_symlink():
+        if not options.replaces:
+            raise CtxextError(f'OUT "{out}" exists.', hint="Choose another name, or replace it with --overwrite.")
+        if not options.overwrite_anything and not is_ours(out):
+            raise CtxextError(f'OUT "{out}" {other}.', hint="Choose another name, or add --overwrite-anything.")
+    check_parent(out)
+
+
+def check_parent(out: Path) -> None:
+    """Raise if the folder of OUT, or the nearest one that exists, is not writable."""
+    nearest = next(folder for folder in out.resolve().parents if folder.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        raise CtxextError(f'"{nearest}" is not writable.', hint="Choose another path for OUT.")
 
 
 def check_contents(out: Path, *, overwrite: bool, deletable: Collection[str] = (), named: Path | None = None) -> None:

@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 _BOOT, _PROCESS_IDS = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
 """Linux's id of each start, and of the namespace of process ids (pid_namespaces(7))."""
+_POLL = 0.1
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _PEAK = "5"
 """Value that resets the peak on Linux (proc(5))."""
@@ -29,6 +31,12 @@ def rank() -> int:
 def num_processes() -> int:
     """Return the number of processes that share the work."""
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def wait_for(path: Path) -> None:
+    """Wait until another process has written a file or folder, under its final name."""
+    while not path.exists():
+        time.sleep(_POLL)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 import dataclasses
 import shlex
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,11 +11,10 @@ from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.converters.calibration import set_head_order
 from ctxext.converters.convert import convert
 from ctxext.converters.options import ConvertOptions
-from ctxext.converters.plan import make_plan
+from ctxext.converters.plan import default_name, make_plan
 from ctxext.errors import CtxextError
 from ctxext.files.content import Progress
-from ctxext.files.length import format_length
-from ctxext.files.processes import rank
+from ctxext.files.processes import rank, wait_for
 from ctxext.finetune.options import TrainingOptions
 from ctxext.recipes.code.layout import depends_on_prompt
 from ctxext.recipes.code.method import CodeMethod
@@ -26,7 +24,7 @@ from ctxext.recipes.model_config import ModelConfig, model_config
 from ctxext.recipes.recipe import Recipe, recipe_from_dict, step_from_dict
 from ctxext.recipes.registry import method_named
 
-_FACTOR, _POLL = 2.0, 0.2
+_FACTOR = 2.0
 
 
 @dataclass(frozen=True)
@@ -47,12 +45,9 @@ class Base:
         """Return the base after its conversion, which is written into `folder` unless it is there already."""
         if self.conversion is None:
             return self
-        methods = "-".join(step.name for step in self.conversion.steps)
-        name, length = Path(self.checkpoint.name).name, format_length(self.model.encoding.usable_length)
-        place = folder / f"{name}-{methods}-{length}"
+        place = folder / default_name(Path(self.checkpoint.name).name, self.conversion, self.model.encoding)
         if rank() != 0:
-            while not place.exists():  # The first process writes it.
-                time.sleep(_POLL)
+            wait_for(place)  # The first process writes it.
         elif not place.exists():
             options = ConvertOptions(original_length=original_length)
             convert(str(self.checkpoint.folder), place, self.conversion, options=options, progress=progress or _ignore)

@@ -16,7 +16,7 @@ from ctxext.finetune.data import DataReport
 from ctxext.finetune.documents import DocumentReader
 from ctxext.finetune.options import MASKED_SHARE, Reporter, TrainingOptions
 from ctxext.finetune.prepare import count_tokens, prepare
-from ctxext.finetune.step_costs import Cost, StepMeasurements, choose_lengths, measure_steps, return_blocks
+from ctxext.finetune.step_costs import Cost, StepMeasurements, choose_lengths, measure_stages, return_blocks
 
 _REMEDIES: tuple[tuple[Callable[[TrainingOptions], bool], str], ...] = (
     (lambda options: options.micro_batch > 1, "--micro-batch 1: one sequence at a time"),
@@ -144,9 +144,10 @@ def plan_training(
             return_blocks()
         world = prepared.arguments.world_size
         setup = {"inputs": prepared.inputs, "precision": prepared.precision, "world": world, "folder": Path(folder)}
-        alike = {stage.checkpointing: stage for stage in options.each_stage}
-        measured = {kind: measure_steps(prepared.model, stage, lengths, cost, **setup) for kind, stage in alike.items()}
-    stages = tuple(_plan_stage(stage, measured[stage.checkpointing], cost, world) for stage in options.each_stage)
+        measured = measure_stages(prepared.model, options, lengths, cost, **setup)
+    stages = tuple(
+        _plan_stage(stage, steps, cost, world) for stage, steps in zip(options.each_stage, measured, strict=True)
+    )
     return Plan(
         options,
         prepared.report,

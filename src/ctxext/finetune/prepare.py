@@ -6,7 +6,6 @@ import difflib
 import functools
 import inspect
 import re
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from ctxext.errors import CtxextError
 from ctxext.files.content import as_json
 from ctxext.files.offline import forbid_network
 from ctxext.files.output_directory import explain_disk_errors, write_whole
-from ctxext.files.processes import num_processes, rank
+from ctxext.files.processes import num_processes, rank, wait_for
 from ctxext.files.schemas import read_json_object
 from ctxext.finetune.arguments import make_training_arguments
 from ctxext.finetune.attention import attends_by_document, can_separate_documents
@@ -94,7 +93,6 @@ def add_adapter(model: Any, options: TrainingOptions, whole: Sequence[str] = (),
 
 PLANNED = "planned.json"
 """File of the number of steps that a run was given by the measured time of a step."""
-_POLL = 0.1
 _FEW = 0.1
 """Share of the used documents below which a hint is shown."""
 _WASTE = 0.1
@@ -289,8 +287,7 @@ def _fit_once(path: Path, options: TrainingOptions, trained: Any, setup: Mapping
         if rank() == 0:
             with explain_disk_errors(path):
                 write_whole(path, as_json({"steps": num_steps}).encode())
-    while not path.is_file():
-        time.sleep(_POLL)
+    wait_for(path)
     return int(read_json_object(path)["steps"])
 
 

@@ -17,6 +17,7 @@ from ctxext.files.output_directory import (
     OverwriteOptions,
     beside,
     check_name,
+    check_out_file,
     explain_disk_errors,
     lock_output,
 )
@@ -127,17 +128,7 @@ def check_file(out: Path, overwrite: OverwriteOptions) -> None:
     check_name(out)
     if out.suffix != _SUFFIX:
         raise CtxextError(f'OUT "{out}" is not named NAME{_SUFFIX}.', hint=f"Name it {out}{_SUFFIX}.")
-    if out.is_dir():
-        raise CtxextError(f'OUT "{out}" is a folder.', hint="Specify a file name.")
-    if not (out.exists() or out.is_symlink()):
-        return
-    if not overwrite.replaces:
-        raise CtxextError(f'OUT "{out}" exists.', hint="Choose another name, or replace it with --overwrite.")
-    if not overwrite.overwrite_anything and not _contains_conversations(out):
-        raise CtxextError(
-            f'OUT "{out}" contains something else than conversations.',
-            hint="Choose another name, or add --overwrite-anything.",
-        )
+    check_out_file(out, overwrite, _contains_conversations, "contains something else than conversations")
 
 
 def _contains_conversations(path: Path) -> bool:

@@ -191,6 +191,15 @@ def return_blocks() -> None:
             ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _BLOCK)
 
 
+def measure_stages(
+    model: Any, options: TrainingOptions, lengths: tuple[int, int], cost: Cost, **setup: Any
+) -> list[StepMeasurements]:
+    """Measure the steps of each stage by `measure_steps`; stages that differ only in tokens or rates share theirs."""
+    alike = {stage.checkpointing: stage for stage in options.each_stage}
+    measured = {kind: measure_steps(model, stage, lengths, cost, **setup) for kind, stage in alike.items()}
+    return [measured[stage.checkpointing] for stage in options.each_stage]
+
+
 def fit_steps(options: TrainingOptions, model: Any, minutes: float, **setup: Any) -> int:
     """Return the number of steps that fit into some minutes, at least one of each stage; the model is not changed.
 
@@ -200,16 +209,15 @@ def fit_steps(options: TrainingOptions, model: Any, minutes: float, **setup: Any
         minutes: The time of the training.
         setup: The other arguments of `measure_steps`.
     """
-    saved = {name: weight.detach().clone() for name, weight in model.named_parameters() if weight.requires_grad}
-    cost, lengths = Cost(model, options, learned_share=1.0), choose_lengths(options)
-    alike = {stage.checkpointing: stage for stage in options.each_stage}
-    measured = {kind: measure_steps(model, stage, lengths, cost, **setup) for kind, stage in alike.items()}
+    # On the CPU: with --full these are all weights, and an accelerator may be almost full.
+    saved = {name: weight.detach().cpu().clone() for name, weight in model.named_parameters() if weight.requires_grad}
+    cost = Cost(model, options, learned_share=1.0)
+    measured = measure_stages(model, options, choose_lengths(options), cost, **setup)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name in saved:
                 weight.copy_(saved[name])
                 weight.grad = None
-    seconds = sum(
-        measured[stage.checkpointing].seconds_of(stage, cost, setup["world"])[1] for stage in options.each_stage
-    )
+    stages = zip(options.each_stage, measured, strict=True)
+    seconds = math.fsum(steps.seconds_of(stage, cost, setup["world"])[1] for stage, steps in stages)
     return max(len(options.each_stage), int(options.num_steps * _MINUTE * minutes / seconds))

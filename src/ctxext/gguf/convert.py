@@ -13,11 +13,17 @@ from typing import Any
 
 from ctxext.checkpoint.families import family_of
 from ctxext.converters.options import ConvertOptions
-from ctxext.converters.plan import check_length, describe_replaced, unknown_original_error
+from ctxext.converters.plan import check_length, default_name, describe_replaced, unknown_original_error
 from ctxext.errors import CtxextError
 from ctxext.files.content import Progress, check_room
-from ctxext.files.length import format_length
-from ctxext.files.output_directory import OverwriteOptions, beside, explain_disk_errors, lock_output
+from ctxext.files.output_directory import (
+    OverwriteOptions,
+    beside,
+    check_out_file,
+    check_parent,
+    explain_disk_errors,
+    lock_output,
+)
 from ctxext.files.tensor_files import BLOCK, copy_range
 from ctxext.gguf import SUFFIX, is_gguf, part_paths
 from ctxext.gguf.header import F32, INT32, Header, Tensor, Value, read_header, value_of
@@ -322,13 +328,12 @@ def convert_gguf(
     plan = plan_gguf(source, recipe, options=options)
     count, name = len(plan.source.parts), plan.source.path.name
     stem = name[: -len(SUFFIX)].removesuffix(f"-00001-of-{count:05d}")
-    methods = "-".join(step.name for step in plan.recipe.steps)
-    target = Path(out or f"{stem}-{methods}-{format_length(plan.model.encoding.usable_length)}{SUFFIX}")
+    target = Path(out or default_name(stem, plan.recipe, plan.model.encoding) + SUFFIX)
     if not is_gguf(target):
         raise CtxextError(f'OUT "{target}" is not a GGUF file name.', hint=f"Name it {target}{SUFFIX}.")
     targets = [target] if count == 1 else list(part_paths(target, count))
     with explain_disk_errors(target):
-        _check_folder(target)
+        check_parent(target)
         target.parent.mkdir(parents=True, exist_ok=True)
     with explain_disk_errors(target), lock_output(targets[0].resolve()), contextlib.ExitStack() as stack:
         works = [stack.enter_context(beside(place)) / "new" for place in targets]
@@ -373,23 +378,7 @@ def check_file(place: Path, sources: tuple[Path, ...], options: OverwriteOptions
     """Raise if a file cannot be written or must not be replaced."""
     if any(place.exists() and place.samefile(source) for source in sources):
         raise CtxextError(f'OUT "{place}" is SOURCE itself.', hint="Choose another name.")
-    if place.is_dir():
-        raise CtxextError(f'OUT "{place}" is a folder.', hint="Specify a file name.")
-    if place.exists() or place.is_symlink():
-        if not options.replaces:
-            raise CtxextError(f'OUT "{place}" exists.', hint="Choose another name, or replace it with --overwrite.")
-        if not options.overwrite_anything and not _is_ours(place):
-            raise CtxextError(
-                f'OUT "{place}" was not created by ctxext.',
-                hint="Choose another name, or add --overwrite-anything.",
-            )
-    _check_folder(place)
-
-
-def _check_folder(place: Path) -> None:
-    nearest = next(folder for folder in place.resolve().parents if folder.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        raise CtxextError(f'"{nearest}" cannot be written to.', hint="Choose another folder for OUT.")
+    check_out_file(place, options, _is_ours, "was not created by ctxext")
 
 
 def _is_ours(place: Path) -> bool:

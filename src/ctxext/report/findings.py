@@ -8,7 +8,6 @@ from ctxext.report.intervals import share_interval
 from ctxext.report.report import Report, tasks_of, texts_of
 from ctxext.tasks.registry import GROUPS, RETRIEVAL_TASKS
 
-_UNEVEN = 0.3
 _SAME_LOSS = 0.02
 _MAX_NAMED = 4
 """Maximum number of models besides the best to list individually."""
@@ -69,14 +68,17 @@ def _describe_retrieval(name: str, tasks: Sequence[str], models: Sequence[dict[s
     best, *others = sorted(shares, key=lambda name: shares[name][0], reverse=True)
     share, low, high = shares[best]
     sentence = f"{name} at {length} tokens: {best} finds {format_percent(share)} % ({format_interval(low, high)})"
-    sentence += "".join(f", {name} {format_percent(shares[name][0])} %" for name in others[:_MAX_NAMED])
+    for other in others[:_MAX_NAMED]:
+        of_other, low_of_other, high_of_other = shares[other]
+        sentence += f", {other} {format_percent(of_other)} % ({format_interval(low_of_other, high_of_other)})"
     if rest := others[_MAX_NAMED:]:
         least, most = format_percent(shares[rest[-1]][0]), format_percent(shares[rest[0]][0])
         others_in_words = "1 other" if len(rest) == 1 else f"{len(rest)} others"
         sentence += f", {others_in_words} {least if least == most else f'{least} to {most}'} %"
     weakest = min(at_length[best], key=lambda cell: cell["share"])
     strongest = max(at_length[best], key=lambda cell: cell["share"])
-    if strongest["share"] - weakest["share"] >= _UNEVEN and weakest["depth"] is not None and len(tasks) == 1:
+    is_uneven = share_interval(texts_of([weakest]))[1] < share_interval(texts_of([strongest]))[0]
+    if is_uneven and weakest["depth"] is not None and len(tasks) == 1:
         sentence += (
             f"; {best} is uneven: {format_percent(weakest['share'])} % at depth {round(100 * weakest['depth'])} %,"
             f" {format_percent(strongest['share'])} % at depth {round(100 * strongest['depth'])} %"

@@ -10,6 +10,7 @@ from importlib import resources
 from math import prod
 from typing import TYPE_CHECKING
 
+from ctxext.data.prose import split_list
 from ctxext.files.strict import parse_yaml
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def read_languages() -> Mapping[str, Language]:
         content = parse_yaml(file.read_text(encoding="utf-8"), file.name)
         content["function_words"] = content["function_words"].split()
         for slot in content["slots"].values():
-            slot["parts"] = {name: _split_list(text) for name, text in slot["parts"].items()}
+            slot["parts"] = {name: split_list(text) for name, text in slot["parts"].items()}
         languages[file.name.removesuffix(".yaml")] = reader.validate_python(content)
     return languages
 
@@ -167,11 +168,6 @@ def _read_others() -> Sequence[frozenset[str]]:
 
 def _templates() -> "Traversable":
     return resources.files("ctxext.finetune.questions") / "templates"
-
-
-def _split_list(text: str) -> list[str]:
-    """Split a list of words, or of phrases that are separated by "|"."""
-    return [" ".join(part.split()) for part in text.split("|")] if "|" in text else text.split()
 
 
 def recognise_language(text: str) -> Language | None:
