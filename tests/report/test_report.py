@@ -219,7 +219,8 @@ def test_many_models_are_summarized_by_their_extremes():
         records.append(answers(name, 512, 0.5, [int(place < 10 - (3 * number) % 10) for place in range(10)]))
     needle, cost = findings(report_of(models, records))
     assert needle.endswith(
-        ": m0 finds 100 % (72–100), m7 90 % (60–98), m4 80 % (49–94), m1 70 % (40–89), m8 60 % (31–83), 5 others 10 to 50 %."
+        ": m0 finds 100 % (72–100), m7 90 % (60–98), m4 80 % (49–94), m1 70 % (40–89), m8 60 % (31–83), "
+        "5 others 10 to 50 %."
     )
     assert cost.endswith(": from m0 -0.100 to m7 +0.800, 9 models.")
     assert ", 1 other " in findings(report_of(models[:6], records))[0]

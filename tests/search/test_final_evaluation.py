@@ -1,7 +1,9 @@
 """End of a search: time limit, final evaluation, and the recipe that answers the most prompts."""
 
 import math
+import re
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -73,9 +75,9 @@ def test_the_time_limit_includes_all_stages(source, monkeypatch, minutes):
     assert result.state.points
 
 
-@pytest.mark.thorough
-def test_too_little_time_is_reported_at_the_start(source, monkeypatch):
-    """With a clock that advances by half a second per token."""
+@pytest.fixture
+def slow_reading(monkeypatch):
+    """A clock that advances by half a second per token."""
     now, load = [0.0], evaluate_model.load_model
 
     def load_slow(*given):
@@ -88,6 +90,25 @@ def test_too_little_time_is_reported_at_the_start(source, monkeypatch):
 
     monkeypatch.setattr(evaluate_model, "load_model", load_slow)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    with pytest.raises(CtxextError, match=r"10 minutes are too short: .* one recipe take about \d+ min"):
+    return now
+
+
+@pytest.mark.thorough
+def test_too_little_time_is_reported_at_the_start(source, slow_reading):
+    with pytest.raises(CtxextError, match=r"10 minutes are too short: .* one recipe take about \d+ min") as raised:
         search(str(source), SearchOptions(target_length=640, minutes=10, samples=2, checked=2))
-    assert now[0] < 60
+    assert slow_reading[0] < 60
+    minutes = int(re.search(r"--minutes (\d+)", raised.value.hint)[1])
+    assert minutes > 10
+
+
+@pytest.mark.thorough
+def test_a_search_measures_less_if_the_time_is_short(source, slow_reading, tmp_path):
+    """200 minutes are 24,000 tokens; two documents and a text of each length are 1,600 for each of 12 recipes."""
+    stages, options = [], SearchOptions(target_length=640, minutes=200, trials=2, num_depths=2)
+    found = search(str(source), options, out=tmp_path / "r.yaml", watch=lambda state: stages.append(state.stage))
+    assert "the time is enough for" in " ".join(stages)
+    samples = found.state.stock.num_prompts // 2
+    assert samples < SearchOptions(target_length=640).samples
+    again = search(str(source), replace(options, minutes=900, trials=3), out=tmp_path / "r.yaml", resume=True)
+    assert again.state.stock.num_prompts == found.state.stock.num_prompts, "a resumed study has the same questions"

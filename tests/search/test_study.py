@@ -64,6 +64,16 @@ def test_lengths_and_time():
 
 
 def test_what_two_runs_of_one_study_share():
+    assert [(each.samples, each.lengths, each.checked) for each in options(checked=24).list_smaller(256)] == [
+        *((12, (), 24), (12, (1024,), 24), (8, (), 16), (8, (1024,), 16), (4, (), 8), (4, (1024,), 8)),
+        *((2, (), 4), (2, (1024,), 4), (1, (), 2), (1, (1024,), 2)),
+    ]
+    assert [each.samples for each in options(lengths=(512,)).list_smaller(256)] == [12, 8, 4, 2, 1]
+    assert [each.lengths for each in options(samples=3).list_smaller(256)] == [(), (1024,)], "what is set remains"
+    taken = options(checked=24).as_in_study({"samples": 4, "lengths": [1024]})
+    assert (taken.samples, taken.lengths, taken.checked) == (4, (1024,), 8)
+    taken = options(samples=3, lengths=(512,)).as_in_study({"samples": 4, "lengths": [1024]})
+    assert (taken.samples, taken.lengths) == (3, (512,)), "the study refuses what is set and differs"
     asked = options(seed=3, methods=("yarn",), keep_short=0.5, samples=4).get_study_options(256)
     expected = {"target_length": 1024, "keep_short": 0.5, "samples": 4, "num_depths": 5, "seed": 3}
     assert asked == {**expected, "lengths": [256, 512, 1024], "methods": ["yarn"]}

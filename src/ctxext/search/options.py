@@ -1,9 +1,10 @@
 """Options of a search, and the place of its study: a SQLite file, or a database or journal shared by machines."""
 
 import contextlib
+import dataclasses
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,6 +18,7 @@ from ctxext.options import (
     Rule,
     check_options,
     count_option,
+    is_set,
     option,
     original_length_option,
     seed_option,
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import URL
 
 DEFAULT_MINUTES = 20.0
+_FEWER = (8, 4, 2, 1)
+"""Numbers of samples to choose from if the time is too short for the default."""
 _MEASURED = "Measurement"
 
 
@@ -123,6 +127,23 @@ class SearchOptions:
         while trained_length << len(doubles) < self.target_length:
             doubles.append(trained_length << len(doubles))
         return tuple(sorted({*(self.lengths or doubles), self.target_length}))
+
+    def list_smaller(self, trained_length: int) -> Iterator["SearchOptions"]:
+        """Yield these options, and then some that measure less, without changing lengths or samples that are set."""
+        yield self
+        fewer = () if is_set(self, "samples") else _FEWER
+        for samples in (self.samples, *fewer):
+            checked = max(2, self.checked * samples // self.samples)
+            for lengths in [()] if self.lengths else [(), (self.target_length,)]:
+                if samples != self.samples or lengths:
+                    yield dataclasses.replace(self, samples=samples, lengths=lengths or self.lengths, checked=checked)
+
+    def as_in_study(self, header: Mapping[str, Any]) -> "SearchOptions":
+        """Return the options with the numbers of samples and lengths of a study's header, unless the user set them."""
+        samples = self.samples if is_set(self, "samples") else int(header.get("samples", self.samples))
+        lengths = self.lengths or tuple(header.get("lengths", ()))
+        checked = max(2, self.checked * samples // self.samples)
+        return dataclasses.replace(self, samples=samples, lengths=lengths, checked=checked)
 
     def get_study_options(self, trained_length: int) -> dict[str, Any]:
         """Return the options that must be equal in all runs of a study."""
@@ -260,6 +281,15 @@ class StudyPlace:
             if self.path is None:
                 raise
             return 0.0
+
+    def read_header(self) -> Mapping[str, Any] | None:
+        """Return the header of the study; None if it does not exist or was not begun. The lock must be held."""
+        if not self.get_creation_time():
+            return None
+        with self.explain_errors():
+            studies = {study.study_name: study.user_attrs for study in self.open().get_all_studies()}
+        header = studies[self.name].get("header")
+        return header if isinstance(header, Mapping) else None
 
     def clear(self) -> None:
         """Delete the study, if it exists; the lock must be held."""

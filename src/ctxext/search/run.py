@@ -26,6 +26,7 @@ from ctxext.notebook import table
 from ctxext.options import accepts_options
 from ctxext.recipes.model_config import model_config
 from ctxext.recipes.recipe import Recipe
+from ctxext.report.findings import format_count
 from ctxext.search.options import SearchOptions, StudyPlace, default_study
 from ctxext.search.space import build_space
 from ctxext.version import __version__
@@ -34,8 +35,11 @@ if TYPE_CHECKING:
     from ctxext.models.model import LoadedModel, Loading
     from ctxext.report.pictures import TradeOff
     from ctxext.search.final_evaluation import Check
-    from ctxext.search.measurement import EvalSet, Measurement
+    from ctxext.search.measurement import Measurement
     from ctxext.search.study import Point, SearchState, Watch
+
+_ENOUGH, _FEWEST = 12, 2
+"""Recipes that should fit into the time, including the unmodified model and the final evaluation; and that must."""
 
 
 @dataclass(frozen=True)
@@ -132,10 +136,14 @@ def search(
         place = place or StudyPlace(path=Path(folder) / "study.db")
         watch(SearchState("loading the model", end=end))
         stock = load_model(info, loading or Loading())
+        watch(SearchState("estimating the time", end=end))
+        given, options = options, _fit_options(info, stock, options, place, replaces, end)
+        if options != given:
+            lengths = ", ".join(map(format_length, options.list_lengths(trained_length)))
+            stage = f"the time is enough for {format_count(options.samples, 'question')} per depth at {lengths} tokens"
+            watch(SearchState(stage, end=end))
         trial_set, final_set, unseen = make_eval_sets(stock.encoder, options, trained_length)
         applier = RecipeApplier(stock, checkpoint, Path(folder) / Path(folder).name)
-        watch(SearchState("estimating the time", end=end))
-        _check_time(info, stock, trial_set, options, end)
         watch(SearchState("measuring the unmodified model", end=end))
         began = time.monotonic()
         measurement = measure(stock, trial_set, check_time)
@@ -155,30 +163,47 @@ def search(
     return dataclasses.replace(found, open_thought=stock.encoder.open_thought)
 
 
-def _check_time(
-    info: CheckpointInfo, stock: "LoadedModel", trial_set: "EvalSet", options: SearchOptions, end: float
-) -> None:
-    """Raise if the time is too short, by an estimate from a first forward pass.
+def _fit_options(
+    info: CheckpointInfo,
+    stock: "LoadedModel",
+    options: SearchOptions,
+    place: StudyPlace,
+    replaces: float | None,
+    end: float,
+) -> SearchOptions:
+    """Return the options of the study if it exists, else the most samples and lengths with time for some recipes.
 
     Raises:
         NothingMeasuredError: The unmodified model and one recipe do not fit into the time.
     """
+    trained_length = info.trained_length or options.target_length
+    if replaces is None:
+        with place.lock():
+            header = place.read_header()
+        if header is not None:
+            return options.as_in_study(header)
     if math.isinf(end):
-        return
-    documents, length = trial_set.documents.shape
-    texts = trial_set.num_questions * (1 if stock.can_share else trial_set.num_depths)
-    read = [*[length] * documents, *(length for length in trial_set.lengths for _ in range(texts))]
+        return options
     pace = Pace(info.checkpoint.config)
-    pace.begin(stock.name, stock.first_pace(length))
-    each = pace.estimate(stock.name, "", read)
+    pace.begin(stock.name, stock.first_pace(trained_length))
+
+    def estimate(options: SearchOptions) -> float:
+        texts = options.samples * (1 if stock.can_share else options.num_depths)
+        documents = [trained_length] * max(2, 2 * options.samples)
+        read = [length for length in options.list_lengths(trained_length) for _ in range(texts)]
+        return pace.estimate(stock.name, "", [*documents, *read])
+
     left = end - time.monotonic()
-    if 2 * each > left:
-        raise NothingMeasuredError(
-            f"{options.seconds / 60:g} minutes are too short: the unmodified model and one recipe take "
-            f"about {format_duration(2 * each)}, and {format_duration(max(0.0, left))} are left after loading.",
-            hint="Raise --minutes, or measure less: --samples 4, shorter --lengths. ctxext compare fits its work to "
-            "the time.",
-        )
+    choices = list(options.list_smaller(trained_length))
+    chosen = next((choice for choice in choices if _ENOUGH * estimate(choice) <= left), choices[-1])
+    if (least := _FEWEST * estimate(chosen)) <= left:
+        return chosen
+    raise NothingMeasuredError(
+        f"{options.seconds / 60:g} minutes are too short: the unmodified model and one recipe take "
+        f"about {format_duration(least)}, and {format_duration(max(0.0, left))} are left after loading.",
+        hint=f"Use --minutes {math.ceil((options.seconds - left + least) / 60)} or more, or measure less: --samples 1, "
+        "shorter --lengths. ctxext compare fits its work to the time.",
+    )
 
 
 def _write_result(
