@@ -121,6 +121,34 @@ def test_a_comparison_resumes(tiny, tmp_path, monkeypatch):
     assert tiny(out=tmp_path / "out", resume=True)["comparison"]["verdict"] == again["comparison"]["verdict"]
 
 
+def test_other_results_are_refused_before_the_model_is_loaded(tiny, tmp_path, monkeypatch):
+    """`table` was refused, so it is no difference."""
+    monkeypatch.setattr(evaluate_model, "load_model", None)
+    settings = CompareOptions(
+        target_length=1024, tasks=("passkey", "short"), lengths=(320, 640), depths=(0.5,), samples=4
+    ).settings("causal", 512)
+    names = (STOCK, "yarn", "self-extend")
+
+    def write(settings, names):
+        header = {"settings": settings.to_dict(), "models": [{"name": name} for name in names]}
+        (tmp_path / "cells.jsonl").write_text(json.dumps({"header": header}) + "\n")
+
+    write(settings, names)
+    for more, message in [
+        ({}, "already contains results"),
+        ({"resume": True, "samples": 2}, "samples 4, now 2"),
+        ({"resume": True, "overwrite": True}, "cannot be combined"),
+    ]:
+        with pytest.raises(CtxextError, match=message):
+            tiny(out=tmp_path, **more)
+    write(settings, (*names, "dca"))
+    with pytest.raises(CtxextError, match="models dca,self-extend,unmodified,yarn, now self-extend,unmodified,yarn"):
+        tiny(out=tmp_path, resume=True)
+    write(settings, names)
+    with pytest.raises(TypeError):  # The model is loaded.
+        tiny(out=tmp_path, resume=True)
+
+
 @pytest.mark.thorough
 def test_at_the_time_limit_all_have_the_same_questions_and_the_rest_is_reported(tiny, monkeypatch):
     """The clock goes on by two seconds whenever it is asked, so that the minute ends in the second round."""

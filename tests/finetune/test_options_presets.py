@@ -28,7 +28,7 @@ def options_of(monkeypatch):
 
 
 PUBLISHED = {
-    "read-inside": {"start_length": 1024, "train_norms": True, "rate_floor": 0.1, "length": None},
+    "read-inside": {"pack": "run-on", "train_norms": True, "num_steps": 54, "length": None},
     "read-twice": {"start_length": None, "method": "yarn", "factor": 2.0, "num_steps": 173},
 }
 
@@ -55,19 +55,19 @@ def test_files_and_the_command_line_override_a_preset(options_of, tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text(yaml.safe_dump({"rank": 8, "alpha": 9}))
     for words in (("--preset", "read-inside", "--config", file), ("--config", file, "--preset", "read-inside")):
-        options, _ = options_of(*words, "--alpha", "5")
-        assert (options.rank, options.alpha, options.start_length) == (8, 5, 1024)
+        options, _ = options_of(*words, "--alpha", "5", "--without", "eval")
+        assert (options.rank, options.alpha, options.stages[0]["start_length"]) == (8, 5, 1024)
 
 
 def test_an_option_of_a_preset_or_a_file_can_be_left_out(options_of, tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text(yaml.safe_dump({"rank": 8, "train-norms": True}))
     given = ("--preset", "read-inside", "--config", file)
-    back = ("--without", "start-length,train_norms", "--without", "rank")
+    back = ("--without", "pack,train_norms,eval", "--without", "rank")
     for words in ((*given, *back), (*back, *given), ("--config", file, *back, "--preset", "read-inside")):
         options, _ = options_of(*words)
-        assert (options.start_length, options.train_norms, options.rank) == (None, False, 16)
+        assert (options.pack, options.train_norms, options.rank) == ("off", False, 16)
         assert options.positions == "pose"
-    with pytest.raises(CtxextError, match='Unknown option "start-lenght" in "--without"') as refused:
-        options_of(*given, "--without", "start-lenght")
-    assert refused.value.hint == 'Did you mean "start-length"?'
+    with pytest.raises(CtxextError, match='Unknown option "train-nroms" in "--without"') as refused:
+        options_of(*given, "--without", "train-nroms")
+    assert refused.value.hint == 'Did you mean "train-norms"?'
