@@ -229,6 +229,16 @@ def test_a_picture_of_losses_for_each_width_and_scheme(visit):
     assert len(sources) == 4
 
 
+def test_a_page_of_many_models_is_short(visit):
+    """Thirty models at eight lengths: the heat maps, 22,000 pixels, are folded."""
+    page = visit("large").page
+    assert page.evaluate("document.documentElement.scrollHeight") < 11_000
+    maps = page.locator("details", has_text="Heat maps").first
+    assert not maps.locator("table").first.is_visible()
+    maps.locator("summary").click()
+    assert maps.locator("table").first.is_visible()
+
+
 @everywhere
 @of_every_report
 def test_the_page_does_not_scroll_sideways(visit, name, width):

@@ -1,5 +1,6 @@
 """The files of a comparison besides its report: the results as Markdown, and a JSON line per method."""
 
+import dataclasses
 import itertools
 import json
 from collections.abc import Iterator, Mapping
@@ -10,6 +11,7 @@ from ctxext.compare.verdict import format_difference
 from ctxext.files.strict import in_markdown
 from ctxext.report.findings import format_count, pool_cells
 from ctxext.report.report import Report, heat_map, tasks_of
+from ctxext.report.tables import Table
 
 PAGE, BENCH = "comparison.md", "bench.jsonl"
 """The files next to report.json."""
@@ -36,6 +38,17 @@ def format_markdown(report: Report) -> str:
         in_markdown(f"- {row['name']} does not apply: {row['refused']}") for row in content["models"] if row["refused"]
     ]
     return "\n".join([*lines, *([""] if refused else []), *refused]) + "\n"
+
+
+def tabulate_differences(report: Report) -> Table:
+    """Tabulate the differences of each method from the unmodified model, for report.html."""
+    content = report["comparison"]
+    rows = [row for row in content["models"] if row.get("against") or row.get("beyond")]
+    note = f"With {100 * content['confidence']:.3g} % confidence intervals, as {len(report['models']) - 1} methods are "
+    note += "compared. Found: beyond the original context length, in percentage points. Losses: in nats per token."
+    table = tables.tabulate_costs(rows, format_difference)
+    head = ["model", *table.head[1:]]
+    return dataclasses.replace(table, title="Differences from the unmodified model", head=head, note=note)
 
 
 def format_bench(report: Report) -> str:

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from ctxext.compare.budget import Budget
 from ctxext.compare.candidates import STOCK, Candidate, CompareOptions, candidates_of
-from ctxext.compare.page import BENCH, PAGE, format_bench, format_markdown
+from ctxext.compare.page import BENCH, PAGE, format_bench, format_markdown, tabulate_differences
 from ctxext.compare.schedule import Schedule
 from ctxext.compare.verdict import compare_results, judge_results
 from ctxext.console import shows_progress
@@ -31,6 +31,7 @@ from ctxext.models.checkpoint_info import CheckpointInfo, open_infos
 from ctxext.options import accepts_options
 from ctxext.recipes.recipe import Recipe, recipe_from_dict
 from ctxext.report.report import Report
+from ctxext.report.tables import Table
 from ctxext.tasks.harness import check_harness
 
 if TYPE_CHECKING:
@@ -169,13 +170,14 @@ def compare(
                 [*models], questions, documents, settings.samples, lambda: judge_results(records(), plans)
             )
 
-        def complete(report: Report, records: "Sequence[Record]") -> None:
+        def complete(report: Report, records: "Sequence[Record]") -> list[Table]:
             report["comparison"] = {
                 "source": info.name,
                 "target_length": options.target_length,
                 "minutes": minutes,
                 **compare_results(report, records, candidates, plans, run.missed, minutes, options.target_length),
             }
+            return [tabulate_differences(report)]
 
         run = Run(
             plans,

@@ -32,6 +32,7 @@ from ctxext.tasks.settings import Settings
 
 if TYPE_CHECKING:
     from ctxext.models.model import LoadedModel, Loading
+    from ctxext.report.tables import Table
     from ctxext.tasks.base import Key, Record, Work
 
 _LONG = 600
@@ -148,7 +149,7 @@ class Run:
             argument returns all records.
         unseen: The estimated ratio of the time of each model to that of the first one, before it is measured.
         watches_memory: Whether to record the peak memory of each model.
-        complete: Adds results computed from single records to the report.
+        complete: Adds results computed from single records to the report; returns tables of them for the page.
         pace: The measured speed of the models; by default it is measured.
         team: The processes that share the work.
     """
@@ -165,7 +166,7 @@ class Run:
     stages: "Callable[[Callable[[], Sequence[Record]]], Iterable[Stage]] | None" = None
     unseen: Mapping[str, float] = field(default_factory=dict)
     watches_memory: bool = False
-    complete: "Callable[[Report, Sequence[Record]], None] | None" = None
+    complete: "Callable[[Report, Sequence[Record]], Sequence[Table]] | None" = None
     pace: Pace | None = None
     team: Team = field(default_factory=Team)
 
@@ -202,10 +203,9 @@ class Run:
                     report["num_missed"] = len({(each.model, key) for each in self.missed for key in each.work.keys})
                 if self._log.num_skipped:
                     report["skipped_lines"] = self._log.num_skipped
-                if self.complete is not None:
-                    self.complete(report, records)
+                added = self.complete(report, records) if self.complete is not None else ()
                 if out is not None:
-                    write_report(report, out)
+                    write_report(report, out, added)
                 return report
 
     def _measure_all(self, entry: ModelPlan) -> None:

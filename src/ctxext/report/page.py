@@ -29,19 +29,19 @@ _COMMON = 0.8
 _PARTS = re.compile(r"([-_]*)([^-_]+)")
 """The separators before each word of a name, and the word."""
 _MAX_NAMED, _MAX_TITLE = 3, 60
-_MAX_DESCRIBED = 8
+_MAX_DESCRIBED = _MAX_OPEN = 8
 _WIDTHS = {"(max-width: 46rem)": 3.5, "": 7.2}
 """Width of the picture of losses in inches, by media condition; the text has the same size in all."""
 _THEMES = {"(prefers-color-scheme: dark)": "dark", "": "light"}
 
 
-def write_report(report: Report, folder: Path) -> list[Path]:
-    """Write report.json, report.html and the pictures, in this order, each file atomically.
+def write_report(report: Report, folder: Path, added: Sequence[tables.Table] = ()) -> list[Path]:
+    """Write report.json, report.html with some added tables, and the pictures, in this order, each file atomically.
 
     Without matplotlib there are no picture files, but report.html has heat maps.
     """
     files = {"report.json": (json.dumps(report, indent=2, ensure_ascii=False) + "\n").encode()}
-    files["report.html"] = render_page(report).encode()
+    files["report.html"] = render_page(report, added).encode()
     if is_installed("matplotlib"):
         from ctxext.report.pictures import as_png, draw_heat_maps, draw_losses
 
@@ -60,8 +60,8 @@ def write_report(report: Report, folder: Path) -> list[Path]:
     return [folder / name for name in files]
 
 
-def render_page(report: Report) -> str:
-    """Render the page from `page.html`."""
+def render_page(report: Report, added: Sequence[tables.Table] = ()) -> str:
+    """Render the page from `page.html`, with some added tables after those of the tasks."""
     report = _with_short_names(report)
     models, settings, versions = report["models"], report["settings"], report["versions"]
     listed = ", ".join(model["name"] for model in models)
@@ -79,7 +79,9 @@ def render_page(report: Report) -> str:
         tasks=[_make_task(report, task) for task in tasks_of(report)],
         perplexity=_make_perplexity(report, has_lines=bool(picture["sources"])),
         picture=picture,
+        is_folded=len(models) > _MAX_OPEN,
         tables=[
+            *added,
             _make_longppl(report),
             _make_original_length(report),
             dataclasses.replace(tables.tabulate_harness(models), title="lm-evaluation-harness"),
