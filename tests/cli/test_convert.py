@@ -36,7 +36,10 @@ def test_convert_prints_the_next_command(run, llama, tmp_path):
     assert "yarn ×4" in result.stdout
     assert "128 → 512 tokens" in result.stdout
     assert "ctxext eval" in result.stderr
+    assert f"Serve it: transformers serve {tmp_path / 'out'}" in result.stderr
     assert (tmp_path / "out" / "config.json").exists()
+    with_code = run("convert", llama, tmp_path / "code", "--method", "self-extend", "--factor", 4).stderr
+    assert f"Serve it: vllm serve {tmp_path / 'code'} --trust-remote-code" in with_code, "transformers serve has no code"
 
 
 def test_json_is_alone_on_stdout(run, llama, tmp_path):
@@ -129,8 +132,9 @@ def test_the_next_command_is_quoted_for_a_shell(run, llama, tmp_path, monkeypatc
     llama.rename(tmp_path / SOURCE)
     said = run("inspect", SOURCE).stderr
     assert shlex.split(said)[:4] == ["Next:", "ctxext", "convert", SOURCE]
-    said = run("convert", SOURCE, "a b", "-m", "yarn", "--factor", "4").stderr.splitlines()[-1]
-    assert shlex.split(said.partition(": ")[2])[:4] == ["ctxext", "eval", SOURCE, str(tmp_path / "a b")[-3:]]
+    *_, measured, served = run("convert", SOURCE, "a b", "-m", "yarn", "--factor", "4").stderr.splitlines()
+    assert shlex.split(measured.partition(": ")[2])[:4] == ["ctxext", "eval", SOURCE, "a b"]
+    assert served == "Serve it: transformers serve 'a b'"
     page = (tmp_path / "a b" / "README.md").read_text()
     command = next(line for line in page.splitlines() if line.startswith("$ ctxext convert"))
     assert shlex.split(command)[:4] == ["$", "ctxext", "convert", SOURCE]
