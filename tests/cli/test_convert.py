@@ -39,7 +39,9 @@ def test_convert_prints_the_next_command(run, llama, tmp_path):
     assert f"Serve it: transformers serve {tmp_path / 'out'}" in result.stderr
     assert (tmp_path / "out" / "config.json").exists()
     with_code = run("convert", llama, tmp_path / "code", "--method", "self-extend", "--factor", 4).stderr
-    assert f"Serve it: vllm serve {tmp_path / 'code'} --trust-remote-code" in with_code, "transformers serve has no code"
+    assert f"Serve it: vllm serve {tmp_path / 'code'} --trust-remote-code" in with_code, (
+        "transformers serve has no code"
+    )
 
 
 def test_json_is_alone_on_stdout(run, llama, tmp_path):

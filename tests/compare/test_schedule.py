@@ -24,6 +24,7 @@ def quadratic(models, length):
         (1_400, Schedule((16384,), False, 3, 4)),
         (600, Schedule((11264,), False, 3, 4)),
         (380, Schedule((9216,), False, 3, 4)),
+        (350, Schedule((9216,), False, 2, 4)),  # Not 10240: the third method may fit too.
         (270, Schedule((9216,), False, 2, 4)),
         (200, Schedule((9216,), False, 2, 3)),
         (140, Schedule((9216,), False, 2, 2)),

@@ -14,8 +14,8 @@ _DOCUMENTS = 2
 """Documents that each model reads first: an interval needs two."""
 _RUNGS = ((3, 8), (3, 4), (2, 4), (2, 3), (2, 2), (2, 1), (1, 1))
 """Numbers of models and of texts for each, the best first. No interval of two texts decides anything."""
-_FEWEST = 4
-"""Texts that are enough at a shorter length than the target."""
+_MANY, _FEWEST = 3, 4
+"""Models and texts that are enough at a shorter length than the target."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +139,7 @@ def choose_schedule(
         room = left if texts == 1 else _FIRST * left
         fits = [length for length in choices if texts * seconds(models, length) <= room]
         if fits and (texts <= _FEWEST or max(fits) == max(choices)):
-            length = max(fits) if texts >= _FEWEST else min(fits)  # Fewer texts fit only if the estimate is right.
+            # At the shortest length, another method may fit too, and fewer texts if the estimate is too low.
+            length = max(fits) if (models, texts) >= (_MANY, _FEWEST) else min(fits)
             return Schedule((length,), is_whole=False, models=models, texts=texts)
     return None
