@@ -302,7 +302,8 @@ class Run:
             for plan, done in planned
             for work in plan.make_work(loaded)
         )
-        self._meter.report_estimate(min(seconds / self.team.size, self.end - time.monotonic()))
+        drawn = _PICTURE if self.out is not None else 0.0
+        self._meter.report_estimate(min(seconds / self.team.size + drawn, self.end - time.monotonic()))
 
     def _measure(self, loaded: "LoadedModel", work: "Work", done: "set[Key]") -> None:
         """Measure the missing samples, and record each cell immediately."""
