@@ -110,5 +110,12 @@ def test_a_search_measures_less_if_the_time_is_short(source, slow_reading, tmp_p
     assert "the time is enough for" in " ".join(stages)
     samples = found.state.stock.num_prompts // 2
     assert samples < SearchOptions(target_length=640).samples
-    again = search(str(source), replace(options, minutes=900, trials=3), out=tmp_path / "r.yaml", resume=True)
+    stages.clear()
+    longer = replace(options, minutes=900, trials=3)
+    again = search(
+        str(source), longer, out=tmp_path / "r.yaml", resume=True, watch=lambda state: stages.append(state.stage)
+    )
+    assert "the time is enough for" not in " ".join(stages), "the study chose"
     assert again.state.stock.num_prompts == found.state.stock.num_prompts, "a resumed study has the same questions"
+    with pytest.raises(CtxextError, match="1 minutes are too short"):
+        search(str(source), replace(options, minutes=1, trials=4), out=tmp_path / "r.yaml", resume=True)

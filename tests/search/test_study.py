@@ -64,12 +64,12 @@ def test_lengths_and_time():
 
 
 def test_what_two_runs_of_one_study_share():
-    assert [(each.samples, each.lengths, each.checked) for each in options(checked=24).list_smaller(256)] == [
+    assert [(each.samples, each.lengths, each.checked) for each in options(checked=24).list_smaller()] == [
         *((12, (), 24), (12, (1024,), 24), (8, (), 16), (8, (1024,), 16), (4, (), 8), (4, (1024,), 8)),
         *((2, (), 4), (2, (1024,), 4), (1, (), 2), (1, (1024,), 2)),
     ]
-    assert [each.samples for each in options(lengths=(512,)).list_smaller(256)] == [12, 8, 4, 2, 1]
-    assert [each.lengths for each in options(samples=3).list_smaller(256)] == [(), (1024,)], "what is set remains"
+    assert [each.samples for each in options(lengths=(512,)).list_smaller()] == [12, 8, 4, 2, 1]
+    assert [each.lengths for each in options(samples=3).list_smaller()] == [(), (1024,)], "what is set remains"
     taken = options(checked=24).as_in_study({"samples": 4, "lengths": [1024]})
     assert (taken.samples, taken.lengths, taken.checked) == (4, (1024,), 8)
     taken = options(samples=3, lengths=(512,)).as_in_study({"samples": 4, "lengths": [1024]})

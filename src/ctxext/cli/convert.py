@@ -3,7 +3,6 @@
 `--method auto` searches for the recipe with a small budget. If that is too small, it compares the published methods.
 """
 
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from ctxext.cli.options import SourceArgument, complete_method, complete_recipe,
 from ctxext.cli.output import NOT_WRITTEN, Output, bold, done_line, label_table, mark_line
 from ctxext.converters.convert import convert as run
 from ctxext.converters.convert import plan_conversion
-from ctxext.converters.engine_support import EXACT
+from ctxext.converters.engine_support import exact_arguments
 from ctxext.converters.options import Calibration, ConvertOptions
 from ctxext.converters.plan import Plan
 from ctxext.errors import CtxextError, NothingMeasuredError
@@ -201,8 +200,8 @@ def _serve_command(plan: Plan) -> list[str]:
     """Return the command that serves the result, without its path; empty if neither transformers nor vLLM does."""
     if not plan.recipe.needs_code:  # `transformers serve` runs no custom code.
         return ["transformers", "serve"]
-    arguments = [row.arguments for row in plan.serving if row.engine == "vLLM" and row.status == EXACT]
-    return ["vllm", "serve", *shlex.split(arguments[0])] if arguments else []
+    arguments = exact_arguments(plan.serving)
+    return ["vllm", "serve", *arguments["vLLM"]] if "vLLM" in arguments else []
 
 
 def _wants_search(methods: Sequence[str], recipe: str | None, budget: Budget, options: ConvertOptions) -> bool:

@@ -28,8 +28,7 @@ def format_markdown(report: Report) -> str:
     lines += [f"{questions} per depth, seed {settings['seed']}, {loaded.get('dtype')} on "]
     lines[-1] += f"{loaded.get('device')}; {versions}. Confidence intervals are 95 %, those of differences "
     lines[-1] += f"{100 * content['confidence']:.3g} %, as {len(report['models']) - 1} methods are compared."
-    rows = [row for row in content["models"] if row.get("against") or row.get("beyond")]
-    costs = tables.tabulate_costs(rows, format_difference)
+    costs = _tabulate_costs(report)
     scores = [tables.tabulate_scores(heat_map(report["models"], task)) for task in tasks_of(report)]
     losses = tables.tabulate_losses(content["models"], format_difference)
     for table in (*scores, costs, *([losses] if losses.rows else [])):
@@ -43,12 +42,16 @@ def format_markdown(report: Report) -> str:
 def tabulate_differences(report: Report) -> Table:
     """Tabulate the differences of each method from the unmodified model, for report.html."""
     content = report["comparison"]
-    rows = [row for row in content["models"] if row.get("against") or row.get("beyond")]
     note = f"With {100 * content['confidence']:.3g} % confidence intervals, as {len(report['models']) - 1} methods are "
     note += "compared. Found: beyond the original context length, in percentage points. Losses: in nats per token."
-    table = tables.tabulate_costs(rows, format_difference)
+    table = _tabulate_costs(report)
     head = ["model", *table.head[1:]]
     return dataclasses.replace(table, title="Differences from the unmodified model", head=head, note=note)
+
+
+def _tabulate_costs(report: Report) -> Table:
+    rows = [row for row in report["comparison"]["models"] if row.get("against") or row.get("beyond")]
+    return tables.tabulate_costs(rows, format_difference)
 
 
 def format_bench(report: Report) -> str:

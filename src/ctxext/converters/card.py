@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from ctxext.checkpoint.auto_class import auto_class, pipeline_tag
-from ctxext.converters.engine_support import EXACT, MARKS, Serving, serving_of, source_commands
+from ctxext.converters.engine_support import MARKS, Serving, exact_arguments, serving_of, source_commands
 from ctxext.errors import CtxextError
 from ctxext.files.strict import in_markdown, parse_yaml, read_text
 from ctxext.files.templates import load_template
@@ -216,7 +216,7 @@ def _commands(facts: CardFacts) -> list[str]:
 
 def _engine_commands(facts: CardFacts) -> list[str]:
     """Return the commands for each engine that runs the checkpoint exactly."""
-    arguments = {row.engine: shlex.split(row.arguments) for row in facts.serving if row.status == EXACT}
+    arguments = exact_arguments(facts.serving)
     place = facts.model_id
     folder = place.rpartition("/")[2] if place != ANY_ID else "FOLDER"
     commands = []

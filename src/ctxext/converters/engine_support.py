@@ -184,6 +184,11 @@ def _steps_of(model: ModelConfig) -> tuple[str, ...]:
     )
 
 
+def exact_arguments(serving: Sequence[Serving]) -> dict[str, list[str]]:
+    """Return the required arguments of each engine that runs a checkpoint exactly."""
+    return {row.engine: shlex.split(row.arguments) for row in serving if row.status == EXACT}
+
+
 def serving_of(model: ModelConfig) -> tuple[Serving, ...]:
     """Return the status of a checkpoint in each engine: the worst status of its schedules and code."""
     order, steps = (EXACT, PARTLY, UNKNOWN, WRONG), _steps_of(model)

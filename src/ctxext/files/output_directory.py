@@ -142,7 +142,7 @@ def check_out_file(out: Path, options: OverwriteOptions, is_ours: Callable[[Path
         out: The file to create.
         options: What may be replaced.
         is_ours: Returns whether a file is one that --overwrite replaces.
-        other: What is wrong with a file that it does not replace, to follow its name.
+        other: Predicate of the message about any other file, to follow its name.
     """
     if out.is_dir():
         raise CtxextError(f'OUT "{out}" is a folder.', hint="Specify a file name.")

@@ -82,7 +82,7 @@ class EvalSet:
 def make_eval_sets(encoder: Encoder, options: SearchOptions, trained_length: int) -> tuple[EvalSet, EvalSet, EvalSet]:
     """Make the eval sets of the trials, of the finalists, and of the final evaluation."""
     samples = (options.samples, 2 * options.samples, options.checked)
-    counts = [max(2, count) for count in (2 * options.samples, 8 * options.samples, 4 * options.checked)]
+    counts = (options.num_documents, 4 * options.num_documents, 4 * options.checked)
     documents = _read_documents(encoder, options, trained_length, counts)
     sentences = _read_sentences(options.data)
     eval_sets = []

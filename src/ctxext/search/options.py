@@ -128,20 +128,25 @@ class SearchOptions:
             doubles.append(trained_length << len(doubles))
         return tuple(sorted({*(self.lengths or doubles), self.target_length}))
 
-    def list_smaller(self, trained_length: int) -> Iterator["SearchOptions"]:
+    @property
+    def num_documents(self) -> int:
+        """Number of documents that each recipe reads at the original context length."""
+        return max(2, 2 * self.samples)
+
+    def list_smaller(self) -> Iterator["SearchOptions"]:
         """Yield these options, and then some that measure less, without changing lengths or samples that are set."""
-        yield self
         fewer = () if is_set(self, "samples") else _FEWER
         for samples in (self.samples, *fewer):
-            checked = max(2, self.checked * samples // self.samples)
-            for lengths in [()] if self.lengths else [(), (self.target_length,)]:
-                if samples != self.samples or lengths:
-                    yield dataclasses.replace(self, samples=samples, lengths=lengths or self.lengths, checked=checked)
+            for lengths in dict.fromkeys((self.lengths, self.lengths or (self.target_length,))):
+                yield self._with(samples, lengths)
 
     def as_in_study(self, header: Mapping[str, Any]) -> "SearchOptions":
         """Return the options with the numbers of samples and lengths of a study's header, unless the user set them."""
         samples = self.samples if is_set(self, "samples") else int(header.get("samples", self.samples))
-        lengths = self.lengths or tuple(header.get("lengths", ()))
+        return self._with(samples, self.lengths or tuple(header.get("lengths", ())))
+
+    def _with(self, samples: int, lengths: tuple[int, ...]) -> "SearchOptions":
+        """Return the options with other lengths and samples, and as many fewer samples in the final evaluation."""
         checked = max(2, self.checked * samples // self.samples)
         return dataclasses.replace(self, samples=samples, lengths=lengths, checked=checked)
 
@@ -275,21 +280,26 @@ class StudyPlace:
             with self.explain_errors():
                 if self._database is not None and not has_studies(self._database):
                     return absent
-                studies = {study.study_name: study.user_attrs for study in self.open().get_all_studies()}
-                return float(studies[self.name].get(CREATED, 0.0)) if self.name in studies else absent
+                attributes = self._read_attributes()
+                return absent if attributes is None else float(attributes.get(CREATED, 0.0))
         except CtxextError:
             if self.path is None:
                 raise
             return 0.0
 
     def read_header(self) -> Mapping[str, Any] | None:
-        """Return the header of the study; None if it does not exist or was not begun. The lock must be held."""
-        if not self.get_creation_time():
-            return None
-        with self.explain_errors():
-            studies = {study.study_name: study.user_attrs for study in self.open().get_all_studies()}
-        header = studies[self.name].get("header")
+        """Return the header of the study; None if it does not exist or was not begun."""
+        with self.lock():
+            if not self.get_creation_time():
+                return None
+            with self.explain_errors():
+                header = (self._read_attributes() or {}).get("header")
         return header if isinstance(header, Mapping) else None
+
+    def _read_attributes(self) -> Mapping[str, Any] | None:
+        """Read the attributes of the study; None if the storage does not contain it."""
+        studies = {study.study_name: study.user_attrs for study in self.open().get_all_studies()}
+        return studies.get(self.name)
 
     def clear(self) -> None:
         """Delete the study, if it exists; the lock must be held."""

@@ -5,6 +5,7 @@ import math
 import os
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -137,8 +138,10 @@ def search(
         watch(SearchState("loading the model", end=end))
         stock = load_model(info, loading or Loading())
         watch(SearchState("estimating the time", end=end))
-        given, options = options, _fit_options(info, stock, options, place, replaces, end)
-        if options != given:
+        header = place.read_header() if replaces is None else None
+        choices = list(options.list_smaller()) if header is None else [options.as_in_study(header)]
+        options = _choose_options(info, stock, choices, trained_length, end)
+        if options != choices[0]:
             lengths = ", ".join(map(format_length, options.list_lengths(trained_length)))
             stage = f"the time is enough for {format_count(options.samples, 'question')} per depth at {lengths} tokens"
             watch(SearchState(stage, end=end))
@@ -149,8 +152,9 @@ def search(
         measurement = measure(stock, trial_set, check_time)
         seconds = time.monotonic() - began
         setup = TrialSetup(applier, options, trial_set, measurement, seconds, watch, end)
-        header = _make_header(checkpoint, info.digest, options, trained_length, stock)
-        state = try_recipes(setup, space, place, header, replaces)
+        state = try_recipes(
+            setup, space, place, _make_header(checkpoint, info.digest, options, trained_length, stock), replaces
+        )
         points = state.points
         if not points:
             raise_without_points(state.trials, options.seconds / 60)
@@ -163,46 +167,35 @@ def search(
     return dataclasses.replace(found, open_thought=stock.encoder.open_thought)
 
 
-def _fit_options(
-    info: CheckpointInfo,
-    stock: "LoadedModel",
-    options: SearchOptions,
-    place: StudyPlace,
-    replaces: float | None,
-    end: float,
+def _choose_options(
+    info: CheckpointInfo, stock: "LoadedModel", choices: Sequence[SearchOptions], trained_length: int, end: float
 ) -> SearchOptions:
-    """Return the options of the study if it exists, else the most samples and lengths with time for some recipes.
+    """Return the first options with time for some recipes, else the last, by an estimate from a first forward pass.
 
     Raises:
         NothingMeasuredError: The unmodified model and one recipe do not fit into the time.
     """
-    trained_length = info.trained_length or options.target_length
-    if replaces is None:
-        with place.lock():
-            header = place.read_header()
-        if header is not None:
-            return options.as_in_study(header)
     if math.isinf(end):
-        return options
+        return choices[0]
     pace = Pace(info.checkpoint.config)
     pace.begin(stock.name, stock.first_pace(trained_length))
 
     def estimate(options: SearchOptions) -> float:
         texts = options.samples * (1 if stock.can_share else options.num_depths)
-        documents = [trained_length] * max(2, 2 * options.samples)
+        documents = [trained_length] * options.num_documents
         read = [length for length in options.list_lengths(trained_length) for _ in range(texts)]
         return pace.estimate(stock.name, "", [*documents, *read])
 
     left = end - time.monotonic()
-    choices = list(options.list_smaller(trained_length))
     chosen = next((choice for choice in choices if _ENOUGH * estimate(choice) <= left), choices[-1])
     if (least := _FEWEST * estimate(chosen)) <= left:
         return chosen
+    less = "--samples 1" if chosen.samples > 1 else "a shorter --target-length"
     raise NothingMeasuredError(
-        f"{options.seconds / 60:g} minutes are too short: the unmodified model and one recipe take "
+        f"{chosen.seconds / 60:g} minutes are too short: the unmodified model and one recipe take "
         f"about {format_duration(least)}, and {format_duration(max(0.0, left))} are left after loading.",
-        hint=f"Use --minutes {math.ceil((options.seconds - left + least) / 60)} or more, or measure less: --samples 1, "
-        "shorter --lengths. ctxext compare fits its work to the time.",
+        hint=f"Use --minutes {math.ceil((chosen.seconds - left + least) / 60)} or more, or {less}. "
+        "ctxext compare fits its work to the time.",
     )
 
 
