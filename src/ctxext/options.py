@@ -48,6 +48,7 @@ class Option:
         hint: Hint of that error. By default it lists the choices.
         repeats: Whether the option may be repeated.
         metavar: The placeholder of the value in help.
+        implied: The value of the flag alone, if it may be given without one.
         advanced: Whether only `--help-all` shows the option.
         kept: Whether option files contain it. Options of a single call, such as --overwrite, are excluded.
         missing: Message and hint of the error if a required option is missing.
@@ -69,6 +70,7 @@ class Option:
     hint: str = ""
     repeats: bool = False
     metavar: str | None = None
+    implied: str = ""
     advanced: bool = False
     kept: bool = True
     missing: tuple[str, str] | None = None
@@ -268,7 +270,7 @@ def check_options(options: Any, form: str = "{flag} must be {limits}, not {value
             raise CtxextError(rule.message.format(**values), hint=rule.hint.format(**values))
     for name, option in declared.items():
         value = getattr(options, name)
-        if option.choices and value not in option.choices:
+        if option.choices and value not in option.choices and not (value is None and is_optional(owner, name)):
             message = option.invalid or 'Unknown {flag} "{value}".'
             hint = option.hint or f"Choose {', '.join(option.choices)}."
             raise CtxextError(message.format(flag=flag_of(owner, name), value=value), hint=hint)

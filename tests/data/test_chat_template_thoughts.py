@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from ctxext.data.chat_template import find_open_thought
 from ctxext.data.encoding import Encoder
+from ctxext.data.thoughts import find_open_thought
 from hand_made import make_tokenizer
 
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<answer>"

@@ -299,7 +299,8 @@ def test_generation_stops_as_soon_as_every_answer_of_a_batch_is_right(depths):
     ]
 
     def written(grade):
-        return dict(answers._write(loaded, questions, range(depths), grade))
+        rows = answers._write(loaded, questions, range(depths), grade=grade)
+        return {depth: [answer.ids for answer in of_depth] for depth, of_depth in rows}
 
     whole = written(None)
     assert all(len(answer) == 6 for rows in whole.values() for answer in rows)

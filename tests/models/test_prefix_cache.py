@@ -6,8 +6,10 @@ import pytest
 import torch
 from transformers import DynamicCache, LlamaForCausalLM
 
+from ctxext.data.encoding import Encoder
 from ctxext.models import answers
 from ctxext.models.answers import count_common, walk
+from ctxext.models.model import Written
 from ctxext.models.prefix_cache import (
     follows_length,
     is_static,
@@ -205,6 +207,6 @@ def test_special_tokens_are_no_part_of_what_is_written(task, monkeypatch):
     parts = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (" 4", "2 ")]
     written = [*parts[0], tokenizer.eos_token_id, *parts[1]]
     prompt = SimpleNamespace(answers=["42"], required=["42"])
-    monkeypatch.setattr(answers, "_write", lambda *_: iter([(0, [written])]))
-    loaded = SimpleNamespace(encoder=SimpleNamespace(tokenizer=tokenizer))
-    assert [*answers.generate_graded(loaded, [[prompt]], [0], task.grade)] == [(0, [1])]
+    monkeypatch.setattr(answers, "_write", lambda *_: iter([(0, [Written(written, is_cut=False)])]))
+    loaded = SimpleNamespace(encoder=Encoder(tokenizer))
+    assert [*answers.generate_graded(loaded, [[prompt]], [0], task.grade)] == [(0, [1], ())]

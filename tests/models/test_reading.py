@@ -163,11 +163,15 @@ def test_generated_rows_end_at_their_first_end_token():
     questions = [[Prompt([*range(start, start + 20), *[0] * 12], 12, ())] for start in (3, 30, 60)]
     model.generation_config.eos_token_id = model.generation_config.pad_token_id = None
     ((_, rows),) = loaded.write(questions, [0])
-    model.generation_config.eos_token_id = end = rows[0][5]
+    assert all(row.is_cut for row in rows)
+    model.generation_config.eos_token_id = end = rows[0].ids[5]
     model.generation_config.pad_token_id = 7
     ((_, ended),) = loaded.write(questions, [0])
-    assert ended == [row[: row.index(end) + 1] if end in row else row for row in rows]
-    assert len({*map(len, ended)}) > 1
+    assert [row.ids for row in ended] == [
+        row.ids[: row.ids.index(end) + 1] if end in row.ids else row.ids for row in rows
+    ]
+    assert [row.is_cut for row in ended] == [end not in row.ids for row in rows]
+    assert len({len(row.ids) for row in ended}) > 1
 
 
 @pytest.mark.parametrize(

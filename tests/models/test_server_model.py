@@ -118,7 +118,7 @@ def test_a_busy_server(demo, scored):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"chat_only": True}, "vLLM 0.0 has chat completions only"),
+        ({"chat_only": True}, "vLLM 0.0 has chat completions only, but these prompts begin the answer"),
         ({"length": 200, "cuts": True}, "The server read only 1"),
         ({"length": 200}, "maximum context length is 200"),
         ({"listed_length": 200}, "The server supports 200 tokens, but a prompt length is 256."),

@@ -28,6 +28,7 @@ class Served:
         noise: Standard deviation in nats of noise on its log-probabilities.
         seed: The seed of the noise.
         is_sampled: Whether it ignores the temperature: every answer differs.
+        reply: Returns the message and the finish reason of a chat completion, instead of the model.
         override: Answers a request instead of the model: path and handler, to status, headers and body; None passes.
         listed_length: The length in its list of models.
         requests: The paths, headers and bodies received.
@@ -46,6 +47,7 @@ class Served:
     noise: float = 0.0
     seed: int = 0
     is_sampled: bool = False
+    reply: Callable[[dict[str, Any]], tuple[dict[str, Any], str]] | None = None
     override: Callable[[str], tuple[int, dict[str, str], bytes] | None] | None = None
     listed_length: int | None = None
     requests: list[tuple[str, dict[str, str], Any]] = field(default_factory=list)
@@ -69,6 +71,10 @@ class Served:
                 return 400, {"error": {"message": f"maximum context length is {self.length} tokens, got {len(ids)}"}}
             ids = ids[-(self.length - content["max_tokens"]) :]
         given, top = len(ids), 5
+        if self.reply is not None:
+            message, reason = self.reply(content)
+            choice = {"index": 0, "finish_reason": reason, "message": {"role": "assistant", **message}}
+            return 200, {"choices": [choice], **({"usage": {"prompt_tokens": given}} if self.counts else {})}
         entries, generator = [], torch.Generator().manual_seed(given + self.seed)
         cache = None
         for _ in range(content["max_tokens"]):

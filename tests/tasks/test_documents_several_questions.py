@@ -8,7 +8,7 @@ import torch
 
 from ctxext.data.encoding import Encoder
 from ctxext.models import answers as scoring
-from ctxext.models.model import wrap_model
+from ctxext.models.model import end_answer, wrap_model
 from ctxext.tasks.documents import Documents, Passage, Question, best_subspan_match
 from ctxext.tasks.kv import KeyValue
 from ctxext.tasks.retrieval import make_questions
@@ -34,11 +34,11 @@ def ready(**changes):
 
 
 def written(loaded, questions, wanted=range(5)):
-    return dict(loaded.write(questions, wanted))
+    return {depth: [answer.ids for answer in rows] for depth, rows in loaded.write(questions, wanted)}
 
 
 def on_one_reading(loaded, questions, wanted=range(5)):
-    return dict(scoring._write(loaded, questions, wanted))
+    return {depth: [answer.ids for answer in rows] for depth, rows in scoring._write(loaded, questions, wanted)}
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_answers_on_one_reading_are_those_of_generate(num_needles, ends, forward
     alone = written(loaded, questions)
     if ends:  # A token that the model writes in the middle of an answer.
         loaded.model.generation_config.eos_token_id = loaded.model.generation_config.pad_token_id = alone[2][0][7]
-        alone = {depth: [scoring.cut_at_end(row, [alone[2][0][7]]) for row in rows] for depth, rows in alone.items()}
+        alone = {depth: [end_answer(row, [alone[2][0][7]], 0).ids for row in rows] for depth, rows in alone.items()}
         assert {len(row) for rows in alone.values() for row in rows} > {32}
     forwards.clear()
     assert on_one_reading(loaded, questions) == alone

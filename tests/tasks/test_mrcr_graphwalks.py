@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from ctxext.data.encoding import Encoder
-from ctxext.data.turns import PLAIN_TURNS, read_turn_layout
+from ctxext.data.turns import PLAIN_TURNS
 from ctxext.errors import CtxextError
+from ctxext.tasks.forms import choose_form
 from ctxext.tasks.graphwalks import GraphWalks, graphwalks_score
 from ctxext.tasks.mrcr import MRCR, MRCR_FLAT, mrcr_score
 from ctxext.tasks.retrieval import check_fits, make_questions
@@ -39,9 +40,14 @@ def with_template(name):
 
 
 def prompts_of(task, tokenizer, length=LENGTH, count=3, **settings):
-    settings = Settings(tasks=(task.name,), depths=(0.5,), **settings)
+    settings, encoder = Settings(tasks=(task.name,), depths=(0.5,), **settings), Encoder(tokenizer)
+    task = in_form(settings, encoder)
+    return [prompt for (prompt,) in make_questions(task, encoder, length, range(count), settings)]
+
+
+def in_form(settings, encoder):
     (task,) = settings.retrieval_tasks()
-    return [prompt for (prompt,) in make_questions(task, Encoder(tokenizer), length, range(count), settings)]
+    return task.use_form(choose_form(task, "it", encoder, prompt=settings.prompt, reason=settings.reason))
 
 
 def text_of(prompt, tokenizer):
@@ -57,7 +63,7 @@ def read_messages(text):
 @pytest.mark.parametrize("name", sorted({*TEMPLATES} - {*PICTURES}))
 def test_a_layout_is_what_the_template_renders(name):
     tokenizer = with_template(name)
-    layout = read_turn_layout(tokenizer)
+    layout = Encoder(tokenizer).turn_layout
     first, *others = [f"Text {number}." for number in range(10)]
     joined = "".join(f"{text}{layout.request if number % 2 else layout.answer}" for number, text in enumerate(others))
     text = f"{layout.begin}{first}{layout.first_request}{joined.removesuffix(layout.answer)}{layout.end}"
@@ -264,7 +270,7 @@ def test_texts_score_as_by_matching_blocks():
 
 
 def test_reasoning_has_room_and_the_last_answer_counts(tokenizer):
-    ((plain,), (prompt,)) = (prompts_of(GraphWalks(), tokenizer, 4000, 1, **more) for more in ({}, {"reason": True}))
+    ((plain,), (prompt,)) = (prompts_of(GraphWalks(), tokenizer, 4000, 1, **more) for more in ({}, {"reason": 1024}))
     assert prompt.num_answer == 1024
     assert len(prompt.ids) == len(plain.ids) == 4000
     assert prompt.required == plain.required
@@ -272,7 +278,8 @@ def test_reasoning_has_room_and_the_last_answer_counts(tokenizer):
     assert text.endswith("the last line is:\nFinal Answer: []\n")
     assert text_of(plain, tokenizer).endswith(".\nFinal Answer:")
     nodes = ", ".join(prompt.required)
-    (task,) = Settings(tasks=("graphwalks",), reason=True).retrieval_tasks()
+    task = in_form(Settings(tasks=("graphwalks",), reason=True), Encoder(tokenizer))
+    assert task.answer_room == 4096
     for answer, expected in (
         (f"I begin at the node.\nFinal Answer: [{nodes}]", 1.0),
         (f"Final Answer: []\nNo, wait.\nFinal Answer: [{nodes}]\nThat is all.", 1.0),
@@ -285,21 +292,21 @@ def test_reasoning_has_room_and_the_last_answer_counts(tokenizer):
 
 def test_reasoning_is_first_in_the_assistant_message():
     tokenizer = with_template("qwen2_5")
-    (prompt,) = prompts_of(GraphWalks(), tokenizer, 4000, 1, reason=True)
+    (prompt,) = prompts_of(GraphWalks(), tokenizer, 6000, 1, reason=True)
     assert text_of(prompt, tokenizer).endswith("Final Answer: []<|im_end|>\n<|im_start|>assistant\n")
     (prompt,) = prompts_of(GraphWalks(), tokenizer, 4000, 1)
     assert text_of(prompt, tokenizer).endswith("<|im_start|>assistant\nFinal Answer:")
 
 
-@pytest.mark.parametrize("tasks", [(), ("needle",), ("mrcr", "perplexity")])
-def test_reasoning_needs_a_task_that_uses_it(tasks):
-    with pytest.raises(CtxextError, match=r"^No selected task uses --reason\.$") as error:
+@pytest.mark.parametrize("tasks", [("perplexity",), ("passages", "short")])
+def test_reasoning_needs_a_task_that_generates(tasks):
+    with pytest.raises(CtxextError, match=r"^--reason has no effect on the selected tasks") as error:
         Settings(tasks=tasks, reason=True)
-    assert error.value.hint == "Add --task graphwalks, or omit --reason."
+    assert error.value.hint == "Add a retrieval task, for example --task needle."
 
 
 def test_reasoning_without_room_is_one_line(tokenizer):
-    settings = Settings(tasks=("graphwalks",), reason=True, samples=1)
+    settings, encoder = Settings(tasks=("graphwalks",), reason=True, samples=1), Encoder(tokenizer)
     with pytest.raises(CtxextError, match="needs at least") as error:
-        check_fits(settings.retrieval_tasks()[0], Encoder(tokenizer), [1200], settings)
-    assert error.value.hint.endswith("Or omit --reason.")
+        check_fits(in_form(settings, encoder), encoder, [1200], settings)
+    assert error.value.hint.endswith("Or use fewer tokens: --reason N, or --no-think.")

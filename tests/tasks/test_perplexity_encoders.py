@@ -57,7 +57,7 @@ def shares(words, sees):
     model = LoadedModel("reader", Reader(words, sees), Encoder(words), can_share=False, kind="encoder")
     questions = make_questions(Passages(), model.encoder, LENGTH, range(6), SETTINGS)
     answers = Passages().score(model, questions, range(len(DEPTHS)), generate=False)
-    return [sum(right) / len(right) for _, right in answers]
+    return [sum(right) / len(right) for _, right, _ in answers]
 
 
 @pytest.mark.thorough
@@ -74,7 +74,7 @@ def test_who_guesses_is_right_by_chance(words, monkeypatch):
     monkeypatch.setattr(similarity, "pool_texts", lambda _, texts: torch.randn(len(texts), 8))
     task, model = Passages(), LoadedModel("dice", None, Encoder(words), can_share=False, kind="encoder")
     questions = make_questions(task, model.encoder, 64, range(400), SETTINGS)
-    (_, right), *_ = task.score(model, questions, [0], generate=False)
+    (_, right, _), *_ = task.score(model, questions, [0], generate=False)
     assert sum(right) / len(right) == pytest.approx(1 / 8, abs=0.05)
 
 

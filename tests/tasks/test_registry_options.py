@@ -30,7 +30,7 @@ CONTENTS = {
     "squad": json.dumps({"data": [{"paragraphs": SQUAD}]}),
     "words": "\n".join(f"word{number}" for number in range(60)),
 }
-VALUES = {"num_needles": 3, "kv_ids": "number", "filler": "same", "repeat_question": True, "reason": True}
+VALUES = {"num_needles": 3, "kv_ids": "number", "filler": "same", "repeat_question": True}
 OF_DOCUMENTS = {"data": "me/texts", "stride": 9, "evaluator": "it", "key_tokens": Path("keys")}
 OF_AUTHORS = {"nolima": Path("books"), "babilong": Path("facts")}
 NAMES = [*VALUES, *CONTENTS, *OF_DOCUMENTS, *OF_AUTHORS]

@@ -115,7 +115,7 @@ def warn_of_thoughts(models: Iterable[tuple[str, str | None]], output: Output) -
         if mark:
             output.warning(
                 f'The prompts of {name} end within "{mark}", so thoughts are scored as answers. '
-                "Use --no-chat-template, or a chat template that can disable thinking."
+                "Use --prompt chat, in which only the answer is scored, or --no-chat-template."
             )
 
 
@@ -125,12 +125,18 @@ def _print_report(report: "Report", out: Path, models: Sequence[str], output: Ou
 
     from ctxext.cli.eval_tables import report_tables
     from ctxext.report.findings import findings
+    from ctxext.report.forms import describe_cut, suggest_room
 
     if report.get("skipped_lines"):
         output.warning(f"Skipped {report['skipped_lines']} lines of {out} that are incomplete or from another run.")
-    warn_of_thoughts(
-        ((model["name"], model.get("open_thought")) for model in report["models"] if model["cells"]), output
-    )
+    # In chat, thoughts are not scored.
+    measured = [
+        (model, {cell["task"] for cell in model["cells"]} - {*model.get("forms", ())}) for model in report["models"]
+    ]
+    warn_of_thoughts(((model["name"], model.get("open_thought")) for model, in_base in measured if in_base), output)
+    for model in report["models"]:
+        if sentence := describe_cut(model):
+            output.warning(f"{sentence} More: {suggest_room(model)}.")
     for model in report["models"]:
         if model.get("mind"):
             output.warning(f"{model['name']} in {model['engine']}: {model['mind']}.")

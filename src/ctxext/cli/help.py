@@ -42,7 +42,7 @@ class Command(typer.core.TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words after the command, and store them for help, which runs before they are parsed."""
         ctx.meta[_WORDS] = tuple(args)
-        return super().parse_args(ctx, args)
+        return super().parse_args(ctx, [*_add_implied(args, getattr(self.callback, "implied_values", {}))])
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help."""
@@ -50,6 +50,15 @@ class Command(typer.core.TyperCommand):
 
 
 _WORDS = "ctxext.words"
+_NUMBER = re.compile(r"\d[\d_.,]*[kKmM]?")
+
+
+def _add_implied(words: Sequence[str], implied: Mapping[str, str]) -> Iterator[str]:
+    """Yield the words of a command line, with the values of flags without one, which typer does not support."""
+    for word, following in zip(words, [*words, ""][1:], strict=True):
+        yield word
+        if word in implied and not _NUMBER.fullmatch(following):
+            yield implied[word]
 
 
 def read_plainly(parameters: list[Any]) -> list[Any]:

@@ -168,6 +168,12 @@ def takes_options(
         command.__signature__ = signature.replace(parameters=ordered)  # type: ignore[attr-defined]
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in ordered}
         command.advanced_options, command.help_for = advanced, help_for  # type: ignore[attr-defined]
+        command.implied_values = {  # type: ignore[attr-defined]
+            flag: option.implied
+            for name, option in options.items()
+            for flag in option.flags or (option_name(name),)
+            if option.implied
+        }
         command.file_options = {  # type: ignore[attr-defined]
             name: owner for owner in owners.values() for name, option in options_of(owner).items() if option.kept
         }

@@ -24,13 +24,6 @@ _BYTES_PER_CHARACTER = 100
 _MOST_ADDED, _MOST_REPEATED = 1_000_000, 10
 """Maximum number of added characters, and of repetitions of the messages: the result is tokenized next."""
 
-_THOUGHTS = {
-    **{"<think>": "</think>", "<thinking>": "</thinking>", "<thought>": "</thought>", "<reasoning>": "</reasoning>"},
-    **{"[THINK]": "[/THINK]", "<seed:think>": "</seed:think>", "<|START_THINKING|>": "<|END_THINKING|>"},
-    **{"<|begin_of_thought|>": "<|end_of_thought|>", "<|channel|>analysis<|message|>": "<|end|>"},
-}
-"""Marks of thoughts in published templates, each with its end."""
-
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 _STATM = Path("/proc/self/statm")
@@ -63,10 +56,11 @@ def render_answers(tokenizer: Any, messages: Sequence[Any], **more: Any) -> tupl
     return _render_limited(render, messages, more)
 
 
-def find_open_thought(text: str) -> str:
-    """Return the mark of a thought that a prompt begins and does not end; empty if there is none."""
-    ends = {mark: text.rfind(end) for mark, end in _THOUGHTS.items()}
-    return max((mark for mark, end in ends.items() if text.rfind(mark) > end), key=text.rfind, default="")
+def read_template(tokenizer: Any) -> str:
+    """Return the source of a tokenizer's chat template; empty if it has none."""
+    read = getattr(tokenizer, "get_chat_template", None)
+    template = read() if read is not None else getattr(tokenizer, "chat_template", None)
+    return str(template or "")
 
 
 def _render_limited(

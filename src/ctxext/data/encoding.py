@@ -1,16 +1,19 @@
 """Tokenization piece by piece, with the same tokens as in one long text."""
 
 import contextlib
+import copy
 import functools
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ctxext.data.chat_template import find_open_thought, render_chat
+from ctxext.data.chat_template import render_chat
+from ctxext.data.thoughts import Thoughts, find_open_thought, read_thoughts, remove_thoughts, switch_thoughts
 from ctxext.data.turns import PLAIN_TURNS, TurnLayout, read_turn_layout
 from ctxext.errors import CtxextError
 from ctxext.redaction import shorten
@@ -104,6 +107,26 @@ def no_tokens(text: str) -> CtxextError:
     return CtxextError(f'The tokenizer returns no tokens for "{shorten(text, 40)}".', hint=_HINT)
 
 
+@dataclass(frozen=True)
+class PromptForm:
+    """The form of prompts and answers.
+
+    Attributes:
+        is_chat: Whether a prompt is the user's message alone. If not, it ends with the first words of the answer.
+        thinks: Whether the model thinks before its answer; None for the default of its chat template.
+        room: Minimum of the maximum number of generated tokens, thoughts included.
+        reasons: Whether the user requested reasoning.
+    """
+
+    is_chat: bool = False
+    thinks: bool | None = False
+    room: int = 0
+    reasons: bool = False
+
+
+BASE_FORM = PromptForm()
+
+
 class Encoder:
     """Encodes the pieces of a prompt as token ids.
 
@@ -115,7 +138,9 @@ class Encoder:
     def __init__(self, tokenizer: Any, *, chat_template: bool = True) -> None:
         self.tokenizer = tokenizer
         self.uses_chat = chat_template and bool(getattr(tokenizer, "chat_template", None))
+        self.form = BASE_FORM
         self._known: dict[str, list[int]] = {}
+        self._forms: dict[PromptForm, Encoder] = {self.form: self}
         first = tokenizer.convert_ids_to_tokens(self._encode("a")[:1])
         # Such a tokenizer adds a word start to every text, so a piece is encoded after an anchor.
         self._needs_anchor = bool(first) and str(first[0]).startswith(_WORD_STARTS)
@@ -186,8 +211,20 @@ class Encoder:
         if not self.uses_chat:
             return self.encode_document(text)
         turns = [("system", system)] * bool(system) + [("user", text)]
-        messages = [{"role": role, "content": content} for role, content in turns]
-        return self._encode(render_chat(self.tokenizer, messages, add_generation_prompt=True, enable_thinking=False))
+        return self._encode(self._render([{"role": role, "content": content} for role, content in turns]))
+
+    def _render(self, messages: Sequence[dict[str, str]]) -> str:
+        """Render a conversation up to the answer to generate."""
+        return render_chat(self.tokenizer, messages, add_generation_prompt=True, **switch_thoughts(self.form.thinks))
+
+    def use_form(self, form: PromptForm) -> "Encoder":
+        """Return an encoder of the same tokenizer for prompts in a form, always the same one."""
+        if form not in self._forms:
+            other = self._forms[form] = copy.copy(self)
+            other.form = form
+            for name in ("open_thought", "turn_layout"):  # They depend on the form.
+                vars(other).pop(name, None)
+        return self._forms[form]
 
     def get_start_tokens(self) -> list[int]:
         """Return the start tokens that the tokenizer adds to every text."""
@@ -236,13 +273,45 @@ class Encoder:
         return encode(text)
 
     @functools.cached_property
+    def thoughts(self) -> Thoughts:
+        """How the chat template marks and switches thoughts."""
+        return read_thoughts(self.tokenizer)
+
+    @functools.cached_property
     def open_thought(self) -> str:
-        """The mark of a thought within which prompts end, although thinking is disabled; empty if there is none."""
+        """The mark of a thought within which prompts end, although thinking may be disabled; empty if there is none."""
         if not self.uses_chat:
             return ""
-        messages = [{"role": "user", "content": _MARK}]
-        text = render_chat(self.tokenizer, messages, add_generation_prompt=True, enable_thinking=False)
-        return find_open_thought(text.rpartition(_MARK)[2])
+        return find_open_thought(self._render([{"role": "user", "content": _MARK}]).rpartition(_MARK)[2])
+
+    def read_answer(self, ids: Sequence[int]) -> str:
+        """Return the text of generated tokens, in chat without thoughts."""
+        if not (self.form.is_chat and self.uses_chat):
+            return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+        return self.clean_answer(self.tokenizer.decode(ids))  # Marks of thoughts may be special tokens.
+
+    def clean_answer(self, text: str, *, is_separate: bool = False) -> str:
+        """Return a generated text without thoughts and without the names of special tokens.
+
+        Args:
+            text: The text.
+            is_separate: Whether a server returned the thoughts separately, so that the text does not begin within one.
+        """
+        text = remove_thoughts(text, self.thoughts.marks, "" if is_separate else self.open_thought)
+        for name in self._special_tokens:
+            text = text.replace(name, "")
+        return text
+
+    @functools.cached_property
+    def _special_tokens(self) -> set[str]:
+        """The names of special tokens."""
+        added = getattr(self.tokenizer, "added_tokens_decoder", {}).values()
+        return {*getattr(self.tokenizer, "all_special_tokens", ()), *(each.content for each in added if each.special)}
+
+    @property
+    def needs_special_tokens(self) -> bool:
+        """Whether marks of thoughts are special tokens, which the text of an answer must contain."""
+        return self.uses_chat and not self._special_tokens.isdisjoint(self.thoughts.marks)
 
     def facts(self) -> dict[str, str]:
         """Return whether prompts use the chat template, and the open thought in which they end, for the report."""
@@ -252,7 +321,7 @@ class Encoder:
     @functools.cached_property
     def turn_layout(self) -> TurnLayout:
         """The text around the messages of a conversation."""
-        return read_turn_layout(self.tokenizer) if self.uses_chat else PLAIN_TURNS
+        return read_turn_layout(self._render) if self.uses_chat else PLAIN_TURNS
 
     def encode_beginning(self, text: str) -> list[int]:
         """Encode the beginning of a prompt; the text of a chat template includes the begin tokens."""
@@ -262,13 +331,14 @@ class Encoder:
         """Encode the text around the haystack: before it, and between it and the answer.
 
         With a chat template the opening, the haystack and the question are the user's turn. The question's last words,
-        which lead into the answer, begin the assistant's turn, as in RULER, to fix the form of the answer.
+        which lead into the answer, begin the assistant's turn, as in RULER, to fix the form of the answer; in chat they
+        are omitted, as in NVIDIA's later pipeline (NeMo-Skills, `--data_format chat`).
         """
         if not self.uses_chat:
             return self.encode_beginning(opening), self.encode_piece(question)
         user_question, lead_in = split_question(question)
-        messages = [{"role": "user", "content": f"{opening}{_MARK}{user_question}"}]
-        text = render_chat(self.tokenizer, messages, add_generation_prompt=True, enable_thinking=False)
+        lead_in = "" if self.form.is_chat else lead_in
+        text = self._render([{"role": "user", "content": f"{opening}{_MARK}{user_question}"}])
         head, mark, tail = text.partition(_MARK)
         if not mark:
             raise CtxextError(

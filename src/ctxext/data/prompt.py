@@ -13,6 +13,10 @@ from ctxext.errors import CtxextError
 _BLOCK, _BLOCK_OF_PAGES = 128, 8
 
 
+Message = dict[str, str]
+"""The role and the content of a message."""
+
+
 class QuestionText(NamedTuple):
     """One of several questions about a text, with its correct answers.
 
@@ -81,6 +85,8 @@ class Prompt:
         answers: All correct answers, as text.
         required: The parts that an answer must contain, if it is a list.
         next_turn: The text that ends a generated answer, besides the model's end token; empty for none.
+        question: The question alone, if the score needs it.
+        messages: The conversation that `ids` render, in chat and for tasks that are conversations; empty for others.
     """
 
     ids: list[int]
@@ -88,6 +94,8 @@ class Prompt:
     answers: tuple[str, ...]
     required: tuple[str, ...] = ()
     next_turn: str = field(default="", kw_only=True)
+    question: str = field(default="", kw_only=True)
+    messages: tuple[Message, ...] = field(default=(), kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -185,8 +193,55 @@ def lay_out(
         ids = [*parts.head, *middle, *ask.tail, *ask.answer]
         if len(ids) != length:
             raise AssertionError(f"a prompt has {len(ids)} tokens instead of {length}")
-        prompts.append(Prompt(ids, len(ask.answer), ask.answers, ask.required, next_turn=pieces.next_turn))
+        messages = _list_messages(pieces, question, middle, encoder, ids[: -len(ask.answer)])
+        prompts.append(
+            Prompt(ids, len(ask.answer), ask.answers, ask.required, next_turn=pieces.next_turn, messages=messages)
+        )
     return prompts
+
+
+def _list_messages(
+    pieces: Pieces, question: int, middle: Sequence[int], encoder: Encoder, ids: Sequence[int]
+) -> tuple[Message, ...]:
+    """Return the messages of a prompt, for servers that render them; none if it begins the answer.
+
+    Args:
+        pieces: The text of the question.
+        question: The index of the question about it.
+        middle: The tokens between the opening and the question.
+        encoder: The tokenizer.
+        ids: The tokens of the prompt.
+    """
+    if not (encoder.form.is_chat and encoder.uses_chat):
+        return ()
+    if pieces.is_rendered:
+        return encoder.turn_layout.read_messages(encoder.tokenizer.decode(ids))
+    text = f"{pieces.opening}{encoder.tokenizer.decode(middle)}{split_question(pieces.questions[question].question)[0]}"
+    return ({"role": "user", "content": text},)
+
+
+def make_message_prompt(
+    encoder: Encoder,
+    text: str,
+    room: int,
+    answers: tuple[str, ...] = (),
+    required: tuple[str, ...] = (),
+    *,
+    system: str = "",
+) -> Prompt:
+    """Return a prompt that is one message of the user, after a system message if there is a chat template.
+
+    Args:
+        encoder: The tokenizer.
+        text: The message.
+        room: Maximum number of generated tokens.
+        answers: All correct answers.
+        required: The parts that an answer must contain.
+        system: The system message; empty for none.
+    """
+    ids, turns = encoder.encode_message(text, system=system), [("system", system)] * bool(system) + [("user", text)]
+    messages = tuple({"role": role, "content": content} for role, content in turns) if encoder.uses_chat else ()
+    return Prompt([*ids, *ids[-1:] * room], room, answers, required, messages=messages)
 
 
 def too_short(length: int, minimum: int, task: str = "The question") -> CtxextError:

@@ -1,12 +1,13 @@
 """The text around the messages of a conversation, from a chat template or as plain text."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from ctxext.data.chat_template import render_chat
 from ctxext.errors import CtxextError
 
 _ROLES = ("user", "user", "assistant", "user", "assistant", "user")
+_END = "\n"
+"""The end of the first message."""
 _MARKS = tuple(f"\x00{number}\x00" for number in range(len(_ROLES)))
 
 
@@ -32,6 +33,16 @@ class TurnLayout:
     space: str = ""
     next_turn: str = ""
 
+    def read_messages(self, text: str) -> tuple[dict[str, str], ...]:
+        """Return the messages of a rendered conversation, in which no message contains the text between messages."""
+        text = text.removeprefix(self.begin).removesuffix(self.end)
+        # A template that refuses two messages of the user in a row has both in one message.
+        begin = text.split(self.first_request, 1) if self.first_request.strip() else ["", text]
+        rest = [part for turn in begin[1].split(self.request) for part in turn.split(self.answer, 1)]
+        messages = [("user", f"{begin[0].removesuffix(_END)}{_END}")] * bool(begin[0])
+        messages += [(("user", "assistant")[number % 2], part) for number, part in enumerate(rest)]
+        return tuple({"role": role, "content": content} for role, content in messages)
+
 
 PLAIN_TURNS = TurnLayout(
     begin="",
@@ -45,19 +56,22 @@ PLAIN_TURNS = TurnLayout(
 """The layout for tokenizers without a chat template."""
 
 
-def read_turn_layout(tokenizer: Any) -> TurnLayout:
-    """Read the layout of a tokenizer's chat template from a short conversation.
+def read_turn_layout(render: Callable[[list[dict[str, str]]], str]) -> TurnLayout:
+    """Read the layout of a chat template from a short conversation.
 
     Templates that refuse two messages of the user in a row get both as one message.
+
+    Args:
+        render: Renders a conversation up to the answer to generate.
 
     Raises:
         CtxextError: The template fails, omits a message, or changes its text between turns.
     """
     first, *others = ({"role": role, "content": mark} for role, mark in zip(_ROLES, _MARKS, strict=True))
     try:
-        text = _render(tokenizer, [{**first, "content": f"{_MARKS[0]}\n"}, *others])
+        text = render([{**first, "content": f"{_MARKS[0]}{_END}"}, *others])
     except CtxextError:
-        text = _render(tokenizer, [{**first, "content": f"{_MARKS[0]}\n\n{_MARKS[1]}"}, *others[1:]])
+        text = render([{**first, "content": f"{_MARKS[0]}\n\n{_MARKS[1]}"}, *others[1:]])
     pieces = []
     for mark in _MARKS:
         piece, found, text = text.partition(mark)
@@ -68,10 +82,6 @@ def read_turn_layout(tokenizer: Any) -> TurnLayout:
     if repeated != [answer, request]:
         raise _layout_error("changes its text between turns")
     return TurnLayout(begin, first_request, answer, request, end=text)
-
-
-def _render(tokenizer: Any, messages: list[dict[str, str]]) -> str:
-    return render_chat(tokenizer, messages, add_generation_prompt=True, enable_thinking=False)
 
 
 def _layout_error(reason: str) -> CtxextError:

@@ -15,13 +15,14 @@ from ctxext.models.checkpoint_info import CheckpointInfo, GgufInfo, info_of, ope
 from ctxext.models.loading import SERVER
 from ctxext.recipes.encodings.base import provenance
 from ctxext.tasks.base import DocumentPlan, RetrievalTask
+from ctxext.tasks.forms import choose_form
 from ctxext.tasks.longppl import LongPerplexity
 from ctxext.tasks.perplexity import Short
 from ctxext.tasks.registry import DEFAULTS, TASKS
 from ctxext.tasks.settings import Settings, lengths_of
 
 if TYPE_CHECKING:
-    from ctxext.data.encoding import Encoder
+    from ctxext.data.encoding import Encoder, PromptForm
     from ctxext.models.model import LoadedModel, Loading
     from ctxext.tasks.base import Work
 
@@ -100,7 +101,7 @@ def plans_of(infos: Sequence[CheckpointInfo], settings: Settings, loading: "Load
     for info in infos:
         check_kind(info, settings, loading)
     known = [length for info in infos for length in (info.trained_length, info.context_length)]
-    tasks = tuple(settings.retrieval_tasks())
+    shared = settings.retrieval_tasks()
     lengths = {}
     for info in infos:
         usual = known if settings.allow_beyond else [info.trained_length, info.context_length]
@@ -114,6 +115,7 @@ def plans_of(infos: Sequence[CheckpointInfo], settings: Settings, loading: "Load
     plans = []
     for info in infos:
         encoder = Encoder(load_tokenizer(info, loading), chat_template=loading.chat_template)
+        tasks = tuple(task.use_form(_choose_form(task, info, encoder, settings)) for task in shared)
         # Positions beyond a table fail, and those of another model beyond its context length only lose quality.
         limit = None if settings.allow_beyond and not info.has_table else info.context_length
         sizes = [check_fits(task, encoder, lengths[info.name], settings, limit) for task in tasks]
@@ -125,6 +127,12 @@ def plans_of(infos: Sequence[CheckpointInfo], settings: Settings, loading: "Load
         documents = _plan_documents([Short.name], source, encoder, (), longest, settings)
         plans.append(ModelPlan(source, (), (), documents, settings, encoder))
     return plans
+
+
+def _choose_form(task: RetrievalTask, info: CheckpointInfo, encoder: "Encoder", settings: Settings) -> "PromptForm":
+    return choose_form(
+        task, info.name, encoder, prompt=settings.prompt, reason=settings.reason, no_think=settings.no_think
+    )
 
 
 def _open(models: Sequence[str], loading: "Loading", original_length: int | None = None) -> list[CheckpointInfo]:

@@ -33,7 +33,7 @@ from ctxext.tasks.settings import Settings
 if TYPE_CHECKING:
     from ctxext.models.model import LoadedModel, Loading
     from ctxext.report.tables import Table
-    from ctxext.tasks.base import Key, Record, Work
+    from ctxext.tasks.base import Key, Record, RetrievalTask, Work
 
 _LONG = 600
 _MINUTE = 60
@@ -358,9 +358,21 @@ def _make_header(plans: Sequence[ModelPlan], settings: Settings, loading: "Loadi
     return {
         "settings": settings.to_dict(),
         "loading": options,
-        "models": [{**entry.info.facts(), "lengths": list(entry.lengths)} for entry in plans],
+        "models": [
+            {**entry.info.facts(), "lengths": list(entry.lengths), **describe_forms(entry.tasks)} for entry in plans
+        ],
         "versions": {**versions(), **engine_versions(loading)},
     }
+
+
+def describe_forms(tasks: "Sequence[RetrievalTask]") -> dict[str, Any]:
+    """Return the form of the prompts of each task that has another than the base form."""
+    forms = {
+        task.name: {"form": "chat", "room": task.answer_room, "thinks": task.form.thinks}
+        for task in tasks
+        if task.form.is_chat
+    }
+    return {"forms": forms} if forms else {}
 
 
 class Meter:

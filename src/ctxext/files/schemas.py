@@ -272,9 +272,13 @@ _SUM = _list(NUMBER, min_length=2, max_length=2)
 """A sum, and the number of its values."""
 
 
+_OF_SAMPLES = ("texts", "correct", "cut", "loss", "tokens", "key_tokens", "of")
+"""Keys of a record with an entry for each sample."""
+
+
 def _check_samples(record: dict[str, Any]) -> dict[str, Any]:
     """Raise if there is no result, or if a list with an entry for each sample has another length."""
-    lists = [record[key] for key in ("texts", "correct", "loss", "tokens", "key_tokens", "of") if key in record]
+    lists = [record[key] for key in _OF_SAMPLES if key in record]
     has_result = not record.keys().isdisjoint(("correct", "loss", "buckets"))
     if has_result and all(entries is not None and len(entries) == len(record["samples"]) for entries in lists):
         return record
@@ -290,7 +294,7 @@ RECORD = Schema(
         "depth": {"type": "float", "ge": 0, "le": 1},
         "seconds": {**NUMBER, "ge": 0},
         "samples": _list(_OFFSET, min_length=1),
-        **_all(_list(_OFFSET), "texts", "tokens", "key_tokens", "of"),
+        **_all(_list(_OFFSET), "texts", "cut", "tokens", "key_tokens", "of"),
         "correct": _list({"type": "float", "ge": 0, "le": 1}),
         "loss": _list(NUMBER),
         "buckets": _list(_SUM),

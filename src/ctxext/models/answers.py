@@ -11,13 +11,14 @@ first the prompt, then the answer on its cache, token by token if the schedule d
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from ctxext.checkpoint.loading import quiet_transformers
+from ctxext.data.encoding import BASE_FORM, PromptForm
 from ctxext.data.prompt import Prompt
-from ctxext.models.model import LoadedModel, cut_at_end
+from ctxext.models.model import LoadedModel, Written, end_answer
 from ctxext.models.prefix_cache import (
     PrefixCache,
     follows_length,
@@ -35,6 +36,24 @@ _WORTH = 1 / 8
 Finished = TypeVar("Finished")
 _Grade = Callable[[Sequence[int], Prompt], float]
 """Grades the tokens of an answer, from 0 to 1."""
+
+
+class Scored(NamedTuple):
+    """The results of several questions at one depth.
+
+    Attributes:
+        depth: The index of the depth.
+        scores: Whether each answer is correct, or the share of correct parts.
+        cut: Whether each wrong answer ended at the maximum number of tokens; empty if that is not meaningful.
+    """
+
+    depth: int
+    scores: Sequence[float]
+    cut: Sequence[bool] = ()
+
+
+_GRADED_EACH = 128
+"""Number of tokens up to which an answer is graded after each one, and after so many more."""
 
 
 @torch.inference_mode()
@@ -237,7 +256,7 @@ def generate_exact(
     """Yield whether greedy decoding returns exactly the answer's tokens; arguments as in `score_depths`."""
     for depth, rows in loaded.write(questions, depths):
         prompts = [question[depth] for question in questions]
-        yield depth, [ids == prompt.ids[-prompt.num_answer :] for ids, prompt in zip(rows, prompts, strict=True)]
+        yield depth, [new.ids == prompt.ids[-prompt.num_answer :] for new, prompt in zip(rows, prompts, strict=True)]
 
 
 def generate_graded(
@@ -245,37 +264,49 @@ def generate_graded(
     questions: Sequence[Sequence[Prompt]],
     depths: Sequence[int],
     grade: Callable[[str, Prompt], float],
+    form: PromptForm = BASE_FORM,
     *,
     until_right: bool = False,
-) -> Iterator[tuple[int, list[float]]]:
+) -> Iterator[Scored]:
     """Yield the grade of greedily decoded texts; common tokens of a question's prompts are read once.
 
-    With `until_right`, generation may stop at the full grade.
+    In chat, thoughts are removed before an answer is graded, and answers that reach their maximum number of tokens are
+    reported. With `until_right`, generation may stop at the full grade.
     """
+    encoder = loaded.encoder.use_form(form)
 
     def grade_tokens(ids: Sequence[int], prompt: Prompt) -> float:
-        return grade(loaded.encoder.tokenizer.decode(ids, skip_special_tokens=True), prompt)
+        return grade(encoder.read_answer(ids), prompt)
 
-    for depth, rows in _write(loaded, questions, depths, grade_tokens if until_right else None):
-        yield depth, [grade_tokens(ids, question[depth]) for ids, question in zip(rows, questions, strict=True)]
+    for depth, rows in _write(loaded, questions, depths, form, grade_tokens if until_right else None):
+        pairs = [(new, question[depth]) for new, question in zip(rows, questions, strict=True)]
+        scores = [
+            grade_tokens(new.ids, prompt) if new.text is None else grade(new.text, prompt) for new, prompt in pairs
+        ]
+        is_cut = [new.is_cut and score < 1 for (new, _), score in zip(pairs, scores, strict=True)]
+        yield Scored(depth, scores, is_cut if form.is_chat else ())
 
 
 def _write(
-    loaded: LoadedModel, questions: Sequence[Sequence[Prompt]], depths: Sequence[int], grade: _Grade | None = None
-) -> Iterator[tuple[int, list[list[int]]]]:
+    loaded: LoadedModel,
+    questions: Sequence[Sequence[Prompt]],
+    depths: Sequence[int],
+    form: PromptForm = BASE_FORM,
+    grade: _Grade | None = None,
+) -> Iterator[tuple[int, list[Written]]]:
     """Generate as `LoadedModel.write`; prompts that may share a cache read common tokens once and may stop early."""
     if len({len(prompt.ids) for question in questions for prompt in question}) > 1:
-        return loaded.write(questions, depths)
+        return loaded.write(questions, depths, form)
     ids, num_last = tokens_of(questions), count_unshared(questions)
     if loaded.may_share(min(count_common(ids, num_last)[0]), ids.shape[2]):
         return _write_on_shared(loaded, questions, depths, grade)
-    return loaded.write(questions, depths)
+    return loaded.write(questions, depths, form)
 
 
 @torch.inference_mode()
 def _write_on_shared(
     loaded: LoadedModel, questions: Sequence[Sequence[Prompt]], depths: Sequence[int], grade: _Grade | None
-) -> Iterator[tuple[int, list[list[int]]]]:
+) -> Iterator[tuple[int, list[Written]]]:
     """Generate after reading the common tokens once; questions with answers of the same sizes run together.
 
     An answer ends at an end token, and if there is a grade, at the full one.
@@ -283,11 +314,16 @@ def _write_on_shared(
     model, ends = loaded.model, {*loaded.ends}
 
     def has_ended(ids: list[int], prompt: Prompt) -> bool:
-        return not ends.isdisjoint(ids) or (grade is not None and bool(ids) and grade(ids, prompt) == 1)
+        if not ends.isdisjoint(ids):
+            return True
+        # Decoding a long text at every token would take longer than generating it.
+        if grade is None or not ids or (len(ids) > _GRADED_EACH and len(ids) % _GRADED_EACH):
+            return False
+        return grade(ids, prompt) == 1
 
     forget_longer_prompts(model)
     sizes = [tuple(prompt.num_answer for prompt in question) for question in questions]
-    written: dict[tuple[int, int], list[int]] = {}
+    written: dict[tuple[int, int], Written] = {}
     for alike in dict.fromkeys(sizes):
         rows = [row for row, of_row in enumerate(sizes) if of_row == alike]
         ids = tokens_of([questions[row] for row in rows]).to(loaded.device)
@@ -299,7 +335,7 @@ def _write_on_shared(
             cache: PrefixCache | None,
             alike: tuple[int, ...] = alike,
             prompts: Sequence[Sequence[Prompt]] = prompts,
-        ) -> list[list[int]]:
+        ) -> list[Written]:
             # A prompt that shares nothing also needs a cache, for the generated tokens.
             cache = new_cache(model) if cache is None else cache
             tokens, new = rest[:, : -alike[depth]], rest[:, :0]
@@ -308,7 +344,7 @@ def _write_on_shared(
                 loaded.check_finite(logits.amax(-1))
                 tokens = logits.argmax(-1, keepdim=True)
                 new = torch.cat([new, tokens], dim=1)
-            return [cut_at_end(row, loaded.ends) for row in new.tolist()]
+            return [end_answer(row, loaded.ends, alike[depth]) for row in new.tolist()]
 
         for depth, texts in walk(model, ids, count_unshared(questions), set(depths), write):
             written |= {(row, depth): text for row, text in zip(rows, texts, strict=True)}

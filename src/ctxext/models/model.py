@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,7 +24,7 @@ from ctxext.checkpoint.loading import (
     rename,
 )
 from ctxext.checkpoint.other_files import SentenceModule, read_lengths
-from ctxext.data.encoding import Encoder, open_tokenizer
+from ctxext.data.encoding import BASE_FORM, Encoder, PromptForm, open_tokenizer
 from ctxext.data.prompt import Prompt
 from ctxext.engines.llama_cpp import tokenizer_of
 from ctxext.errors import CtxextError
@@ -111,6 +111,20 @@ class Pooler:
         room = self.length - len(start) - len(end)
         content = text[len(start) : len(text) - len(end)]
         return [[*start, *content[at : at + room], *end] for at in range(0, len(content), room)]
+
+
+class Written(NamedTuple):
+    """A generated answer.
+
+    Attributes:
+        ids: Its tokens, up to the first end token.
+        is_cut: Whether it ended at the maximum number of tokens.
+        text: Its text without thoughts, if a server returned them separately.
+    """
+
+    ids: list[int]
+    is_cut: bool
+    text: str | None = None
 
 
 @dataclass(frozen=True)
@@ -253,16 +267,21 @@ class LoadedModel:
         return self.rows_that_fit(length)
 
     def write(
-        self, questions: Sequence[Sequence[Prompt]], depths: Sequence[int]
-    ) -> Iterator[tuple[int, list[list[int]]]]:
+        self, questions: Sequence[Sequence[Prompt]], depths: Sequence[int], form: PromptForm = BASE_FORM
+    ) -> Iterator[tuple[int, list[Written]]]:
         """Generate the answer of each prompt at some depths, as long as `num_answer` allows.
 
+        Args:
+            questions: The prompts of each question, one per depth.
+            depths: Indices of the depths.
+            form: The form of the prompts.
+
         Yields:
-            The index of a depth, and the tokens generated for each question.
+            The index of a depth, and the answer to each question.
         """
         for depth in depths:
             prompts = [question[depth] for question in questions]
-            written: list[list[int]] = [[] for _ in prompts]
+            written = [Written([], is_cut=False) for _ in prompts]
             # Prompts and answers of the same sizes run together.
             sizes = [(prompt.num_answer, len(prompt.ids)) for prompt in prompts]
             by_size = sorted(range(len(prompts)), key=sizes.__getitem__)
@@ -270,7 +289,7 @@ class LoadedModel:
                 rows = list(group)
                 ids = torch.tensor([prompts[row].ids[:-size] for row in rows], device=self.device)
                 for row, new in zip(rows, self._decode(ids, size), strict=True):
-                    written[row] = new
+                    written[row] = end_answer(new, self.ends, size)
             yield depth, written
 
     @property
@@ -309,8 +328,8 @@ class LoadedModel:
             )
         finally:
             self.model.generation_config = config
-        # Rows that ended earlier than others are padded, maybe with a token that is text.
-        return [cut_at_end(row, self.ends) for row in sequences[:, ids.shape[1] :].tolist()]
+        generated: list[list[int]] = sequences[:, ids.shape[1] :].tolist()
+        return generated
 
     def check_finite(self, values: torch.Tensor) -> None:
         """Raise if a value is NaN or infinite."""
@@ -324,10 +343,10 @@ class LoadedModel:
         """Release resources other than memory; there are none here."""
 
 
-def cut_at_end(ids: Sequence[int], ends: Sequence[int]) -> list[int]:
-    """Return the tokens up to the first end token."""
-    last = next((place for place, token in enumerate(ids) if token in ends), len(ids))
-    return list(ids[: last + 1])
+def end_answer(ids: Sequence[int], ends: Sequence[int], room: int) -> Written:
+    """Return an answer up to its first end token: rows that end before others are padded, maybe with text."""
+    last = next((place for place, token in enumerate(ids) if token in ends), None)
+    return Written(list(ids[: last + 1] if last is not None else ids), is_cut=last is None and len(ids) >= room)
 
 
 def wrap_model(

@@ -1,17 +1,19 @@
 """A model on a server, which generates the answers, with prompts of the checkpoint's tokenizer."""
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from ctxext.data.encoding import Encoder, tokenize
+from ctxext.data.encoding import BASE_FORM, Encoder, PromptForm, tokenize
 from ctxext.data.prompt import Prompt
+from ctxext.data.thoughts import switch_thoughts
 from ctxext.engines.llama_cpp import LlamaCpp
 from ctxext.engines.vllm import Vllm
 from ctxext.errors import CtxextError
 from ctxext.models.checkpoint_info import CheckpointInfo
-from ctxext.models.model import LoadedModel, Loading, load_tokenizer
+from ctxext.models.model import LoadedModel, Loading, Written, load_tokenizer
 from ctxext.server.answers import Completion
 from ctxext.server.client import Server
 
@@ -42,7 +44,7 @@ class ServerModel(LoadedModel):
                 "engine": self.model.label,
                 "served_model": self.model.model,
                 **self.encoder.facts(),
-                "prompts": "token ids" if self.model.takes_ids else "text",
+                "prompts": "messages" if self.model.is_chat else "token ids" if self.model.takes_ids else "text",
             }
         else:
             remark = self.remark
@@ -64,13 +66,22 @@ class ServerModel(LoadedModel):
         return False
 
     def write(
-        self, questions: Sequence[Sequence[Prompt]], depths: Sequence[int]
-    ) -> Iterator[tuple[int, list[list[int]]]]:
-        """Generate all answers, with several requests at once, and prompts of a common prefix next to each other."""
+        self, questions: Sequence[Sequence[Prompt]], depths: Sequence[int], form: PromptForm = BASE_FORM
+    ) -> Iterator[tuple[int, list[Written]]]:
+        """Generate all answers, with several requests at once, and prompts of a common prefix next to each other.
+
+        Raises:
+            CtxextError: The server has chat completions only, but the prompts begin the answer.
+        """
+        if self.model.is_chat and not form.is_chat:
+            raise CtxextError(
+                f"{self.model.label} has chat completions only, but these prompts begin the answer.",
+                hint="Add --prompt chat, or use a server with a /completions endpoint.",
+            )
         prompts = [question[depth] for question in questions for depth in depths]
         with ThreadPoolExecutor(self.num_concurrent) as threads:
             try:
-                written = list(threads.map(self._answer, prompts))
+                written = list(threads.map(functools.partial(self._answer, form=form), prompts))
             except BaseException:
                 self.close()  # Otherwise the threads would wait for their answers.
                 raise
@@ -82,21 +93,29 @@ class ServerModel(LoadedModel):
         if self.engine is not None:
             self.engine.close()
 
-    def _answer(self, prompt: Prompt) -> list[int]:
-        """Return the generated answer as tokens: those of the correct answer if the texts are equal."""
+    def _answer(self, prompt: Prompt, form: PromptForm) -> Written:
+        """Return the generated answer: in chat its text, else tokens, those of the correct answer if equal."""
         tokenizer, size = self.encoder.tokenizer, prompt.num_answer
         ids, expected = prompt.ids[:-size], prompt.ids[-size:]
         start = self.encoder.get_start_tokens()
         bare = ids[len(start) :] if ids[: len(start)] == start else ids  # The server adds the begin tokens to text.
         text = tokenizer.decode(bare)
-        answer = self.model.complete(ids, text, max_tokens=size, logprobs=self.engine is not None)
+        answer = self.model.complete(
+            ids,
+            text,
+            max_tokens=size,
+            logprobs=self.engine is not None,
+            messages=prompt.messages,
+            variables=switch_thoughts(form.thinks),
+            keeps_special=form.is_chat and self.encoder.needs_special_tokens,
+        )
         if answer.is_empty:
             raise CtxextError(
                 f"The server generated no token after a prompt of {len(ids):,} tokens.",
                 hint="Raise its context length, and check its log.",
             )
         sent = len(ids) if self.model.takes_ids else len(tokenize(tokenizer, text))
-        read = self.model.measure_read(answer, ids, text, sent)
+        read = self.model.measure_read(answer, ids, text, sent, max_tokens=size)
         if self.model.cuts(read, sent):
             raise CtxextError(
                 f"The server read only {read:,} of {sent:,} tokens of a prompt.", hint="Raise its context length."
@@ -104,11 +123,15 @@ class ServerModel(LoadedModel):
         if self.engine is not None:
             _check_finite(answer, self.engine.name)
             if not self.engine.has_text:
-                return [token.key for token in answer.tokens if isinstance(token.key, int)]
+                new = [token.key for token in answer.tokens if isinstance(token.key, int)]
+                return Written(new, answer.is_cut)
+        if form.is_chat:
+            encoder = self.encoder.use_form(form)
+            return Written([], answer.is_cut, encoder.clean_answer(answer.text, is_separate=answer.has_thoughts))
         # Some servers remove the space before the answer.
         if answer.text.strip() == tokenizer.decode(expected).strip():
-            return expected
-        return self.encoder.encode_piece(answer.text)[:size]
+            return Written(expected, is_cut=False)
+        return Written(self.encoder.encode_piece(answer.text)[:size], answer.is_cut)
 
 
 def _check_finite(answer: Completion, name: str) -> None:
@@ -126,7 +149,7 @@ def connect_model(info: CheckpointInfo, loading: Loading, lengths: Sequence[int]
         lengths: Prompt lengths in tokens, answers included.
 
     Raises:
-        CtxextError: The server cannot be reached, has chat completions only, or supports fewer tokens.
+        CtxextError: The server cannot be reached, or supports fewer tokens.
     """
     assert loading.server is not None
     server = loading.server.connection
@@ -141,14 +164,12 @@ def connect_model(info: CheckpointInfo, loading: Loading, lengths: Sequence[int]
 
 
 def choose_form(server: Server, encoder: Encoder, *, logprobs: bool = False) -> None:
-    """Choose the form of requests by a first one, before several threads send requests.
-
-    Raises:
-        CtxextError: The server has chat completions only.
-    """
-    server.complete(encoder.encode_document("One"), "One", max_tokens=1, logprobs=logprobs)
-    if server.is_chat:
-        raise CtxextError(
-            f"{server.label} has chat completions only, but the tasks continue a text.",
-            hint="Use a server with a /completions endpoint.",
-        )
+    """Choose the form of requests by a first one, before several threads send requests."""
+    server.complete(
+        encoder.encode_document("One"),
+        "One",
+        max_tokens=1,
+        logprobs=logprobs,
+        variables=switch_thoughts(False),
+        keeps_special=encoder.needs_special_tokens,
+    )

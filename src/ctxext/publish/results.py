@@ -16,11 +16,12 @@ from ctxext.options import flag_of
 from ctxext.redaction import redact
 from ctxext.report import tables
 from ctxext.report.findings import findings, format_count, pool_cells
+from ctxext.report.forms import describe_form
 from ctxext.report.report import Report, explain_malformed, heat_map, tasks_of
 from ctxext.tasks.registry import NAMES, RETRIEVAL_TASKS, TASKS, USERS, expand_groups
 from ctxext.tasks.settings import Settings
 
-_EVAL_OPTIONS = (*USERS, "generate", "allow_beyond", "harness", "original_length")
+_EVAL_OPTIONS = (*USERS, "prompt", "reason", "no_think", "generate", "allow_beyond", "harness", "original_length")
 """Options of `ctxext eval` that change the questions; the card's command contains them unless they are defaults."""
 _TASK_TYPES = {"masked": "fill-mask", "encoder": "feature-extraction"}
 _SHORT_COLUMNS = ("model", "perplexity", "change in loss (nats per token)", "95 % interval")
@@ -74,6 +75,8 @@ def conditions(report: Report, entry: Mapping[str, Any]) -> str:
     settings = report["settings"]
     versions = {key: value for key, value in report["versions"].items() if value}
     answers = "generated" if settings["generate"] else "scored in one forward pass against the correct answer"
+    forms = {describe_form([entry], task) for task in entry.get("forms") or ()} - {""}
+    answers += "".join(f". {form.removesuffix('.')}" for form in sorted(forms))
     engine = f", run by vLLM {versions['vllm']}" if versions.get("vllm") else ""
     if "served_model" in entry:
         computed = f"computed by {versions['server']}, which served {entry['served_model'] or 'its default model'}"
@@ -231,7 +234,7 @@ def _missing(report: Report, entry: Mapping[str, Any]) -> list[str]:
         and not tasks & {*expand_groups([name])}
         and entry.get("kind", "causal") in task.kinds
     ]
-    scored = {name for name, task in RETRIEVAL_TASKS.items() if not task.is_written}
+    scored = {name for name, task in RETRIEVAL_TASKS.items() if not task.is_written} - {*(entry.get("forms") or ())}
     if tasks & scored and not settings["generate"]:
         missing.append("Free generation: the answers were scored, not generated.")
     if "needle" in tasks and not settings.get("haystack"):

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from ctxext.report.forms import describe_cut
 from ctxext.report.intervals import share_interval
 from ctxext.report.report import Report, tasks_of, texts_of
 from ctxext.tasks.registry import GROUPS, RETRIEVAL_TASKS
@@ -21,7 +22,8 @@ def findings(report: Report) -> list[str]:
     sentences = [_describe_retrieval("RULER (13 tasks)", ruler, models)] if ruler else []
     sentences += [_describe_retrieval(task, (task,), models) for task in tasks if task not in ruler]
     verdict = report.get("comparison", {}).get("verdict", "")
-    return [text for text in (verdict, *sentences, _describe_long_text(models), _describe_cost(models)) if text]
+    cut = map(describe_cut, models)
+    return [text for text in (verdict, *sentences, *cut, _describe_long_text(models), _describe_cost(models)) if text]
 
 
 def pool_cells(cells: Sequence[dict[str, Any]]) -> tuple[float, float, float]:

@@ -18,6 +18,7 @@ from ctxext.files.templates import load_template
 from ctxext.report import tables
 from ctxext.report.colours import hexadecimal, ink, series_style, shade
 from ctxext.report.findings import findings, format_count, format_percent
+from ctxext.report.forms import describe_form
 from ctxext.report.report import HeatMap, Report, heat_map, tasks_of
 from ctxext.tasks.longppl import LongPerplexity
 from ctxext.tasks.perplexity import Short
@@ -178,18 +179,18 @@ def _make_task(report: Report, task: str) -> dict[str, Any]:
     """Return the section of one task."""
     scores, settings = heat_map(report["models"], task), report["settings"]
     kind = RETRIEVAL_TASKS.get(task)
-    is_written = report["settings"]["generate"] or (kind is not None and kind.is_written)
+    is_chat = any(task in (model.get("forms") or {}) for model in report["models"])
+    is_written = settings["generate"] or is_chat or (kind is not None and kind.is_written)
     description = kind.description if kind else ""
     options = kind.options if kind else ()
     if settings.get("filler") == "same" and "filler" in options:
         description += " The text consists only of such sentences."
-    if settings.get("reason") and "reason" in options:
-        description += " The model may reason before its answer."
     if settings.get("repeat_question") and "repeat_question" in options:
         description += " The question is also before the text."
     legend = "Percentage of correct answers "
     legend += "by prompt length. " if scores.depths == [None] else "by depth and prompt length. "
     legend += "Each answer was generated." if is_written else f"{kind.scored if kind else 'Exact match'}."
+    legend += "".join(f" {sentence}" for sentence in (describe_form(report["models"], task),) if sentence)
     if any(_is_beyond(model, length) for model, length in itertools.product(scores.models, scores.lengths)):
         legend += " *: beyond the model's original context length."
     return {

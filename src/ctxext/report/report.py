@@ -227,6 +227,7 @@ def _count_cells(settings: dict[str, Any], records: Sequence[Record]) -> list[di
                 "low": low,
                 "high": high,
                 "texts": [[text, sum(rights), len(rights)] for text, rights in by_text.items()],
+                **({"cut": cut} if (cut := sum(sum(record.get("cut", ())) for record in group)) else {}),
                 "seconds": round(math.fsum(record["seconds"] for record in group), 3),
             }
         )

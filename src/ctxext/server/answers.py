@@ -91,6 +91,8 @@ class Completion:
         cached_tokens: The number of prompt tokens that the server reports to have had in its cache. Most servers also
             count them as prompt tokens, some do not.
         is_empty: Whether the server generated nothing at all. A model may end its answer at once; the end token is one.
+        has_thoughts: Whether the server returned thoughts separately, which are not in the text.
+        is_cut: Whether the answer ended at the maximum number of tokens.
     """
 
     text: str
@@ -98,6 +100,8 @@ class Completion:
     prompt_tokens: int | None = None
     cached_tokens: int = 0
     is_empty: bool = False
+    has_thoughts: bool = False
+    is_cut: bool = False
 
 
 def read_completion(content: Mapping[str, Any], max_tokens: int) -> Completion:
@@ -108,22 +112,26 @@ def read_completion(content: Mapping[str, Any], max_tokens: int) -> Completion:
         : max_tokens * _MOST_CHARACTERS
     ]
     tokens = tuple(islice(_read_tokens(choice.get("logprobs") or {}), max_tokens))
-    read = _choose_choose_first(usage.get("prompt_tokens"), usage.get("input_tokens"), content.get("prompt_eval_count"))
+    read = _choose_first(usage.get("prompt_tokens"), usage.get("input_tokens"), content.get("prompt_eval_count"))
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
     created = usage.get("cache_creation_input_tokens") or 0
-    cached = _choose_choose_first(cached, usage.get("cache_read_input_tokens"), timings.get("cache_n")) or 0
-    written = _choose_choose_first(
+    cached = _choose_first(cached, usage.get("cache_read_input_tokens"), timings.get("cache_n")) or 0
+    written = _choose_first(
         usage.get("completion_tokens"),
         usage.get("output_tokens"),
         content.get("eval_count"),
         timings.get("predicted_n"),
     )
     is_ended = written is None and choice.get("finish_reason") in ("stop", "eos", "eos_token")
-    is_empty = not text and not tokens and not written and not is_ended
-    return Completion(text, tokens, _choose_choose_first(read, timings.get("prompt_n")), cached + created, is_empty)
+    has_thoughts = any((message or {}).get(key) for key in ("reasoning_content", "reasoning"))
+    is_empty = not text and not tokens and not written and not is_ended and not has_thoughts
+    read = _choose_first(read, timings.get("prompt_n"))
+    reason = choice.get("finish_reason")
+    is_cut = reason == "length" or (reason is None and written is not None and written >= max_tokens)
+    return Completion(text, tokens, read, cached + created, is_empty, has_thoughts, is_cut)
 
 
-def _choose_choose_first(*values: int | None) -> int | None:
+def _choose_first(*values: int | None) -> int | None:
     """Return the first value that is there."""
     return next((value for value in values if value is not None), None)
 

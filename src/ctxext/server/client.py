@@ -41,7 +41,7 @@ from ctxext.server.answers import (
     is_cut,
     read_completion,
 )
-from ctxext.server.negotiation import Form, Negotiation
+from ctxext.server.negotiation import Form, Negotiation, Request
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -289,7 +289,17 @@ class Server:
         """Whether the server accepts temperature 0."""
         return "temperature" not in self._negotiation.form.omitted
 
-    def complete(self, prompt: Sequence[int], text: str, *, max_tokens: int, logprobs: bool = True) -> Completion:
+    def complete(
+        self,
+        prompt: Sequence[int],
+        text: str,
+        *,
+        max_tokens: int,
+        logprobs: bool = True,
+        messages: Sequence[Mapping[str, str]] = (),
+        variables: Mapping[str, bool] | None = None,
+        keeps_special: bool = False,
+    ) -> Completion:
         """Continue a prompt greedily.
 
         The first completion chooses the form of all requests.
@@ -299,6 +309,9 @@ class Server:
             text: The same prompt as text, without the special tokens that the server adds.
             max_tokens: Number of tokens to generate.
             logprobs: Also request log-probabilities.
+            messages: The same prompt as messages, for chat completions; by default the text as one message.
+            variables: Variables of the chat template, for chat completions.
+            keeps_special: Whether the text must contain special tokens, for completions.
 
         Raises:
             ServerError: The server refuses every form of the request, or its answer is unreadable.
@@ -306,9 +319,10 @@ class Server:
         from ctxext.server.http import Deadline
 
         deadline = Deadline(self.timeout)
+        request = Request(prompt, text, max_tokens, logprobs, messages, variables or {}, keeps_special)
 
         def ask(form: Form) -> Completion:
-            return self._complete(form.build(prompt, text, max_tokens, logprobs=logprobs), form, max_tokens, deadline)
+            return self._complete(form.build(request), form, max_tokens, deadline)
 
         return self._negotiation.complete(ask, len(prompt), logprobs=logprobs)
 
@@ -324,7 +338,9 @@ class Server:
             raise ServerError(f"The answer of the server at {self.host} is not a completion: {gap}.", hint=_URL_HINT)
         return read_completion(answer, max_tokens)
 
-    def measure_read(self, completion: Completion, prompt: Sequence[int], text: str, sent: int) -> int | None:
+    def measure_read(
+        self, completion: Completion, prompt: Sequence[int], text: str, sent: int, *, max_tokens: int = 1
+    ) -> int | None:
         """Return the number of tokens that the server read of a prompt; None if that is unknown.
 
         Args:
@@ -332,6 +348,7 @@ class Server:
             prompt: The prompt.
             text: The prompt as text.
             sent: The number of its tokens as they were sent.
+            max_tokens: The number of tokens that were requested; a server may cut a prompt to have room for them.
         """
         is_text = not self.takes_ids
         read = count_read(completion, sent, is_text=is_text)
@@ -344,7 +361,7 @@ class Server:
             order.shuffle(words)
             shuffled = order.sample(list(prompt), len(prompt))
             try:
-                other = self.complete(shuffled, " ".join(words), max_tokens=1, logprobs=False)
+                other = self.complete(shuffled, " ".join(words), max_tokens=max_tokens, logprobs=False)
             except ServerError:
                 return read
             count = count_read(other, sent, is_text=is_text)
@@ -446,7 +463,10 @@ class Server:
             raise refused
         if not isinstance(content, (Mapping, list)):
             kind = "HTML" if body.lstrip()[:1] == b"<" else fault
-            raise ServerError(f"The server at {self.host} returned {kind}.", hint=_URL_HINT, status=status)
+            hint = _URL_HINT
+            if body.startswith((b"data:", b"event:")):
+                kind, hint = "a stream, which ctxext does not read", "Use a server that also answers as a whole."
+            raise ServerError(f"The server at {self.host} returned {kind}.", hint=hint, status=status)
         return content
 
     def _check(self, content: Any, schema: "TypeAdapter[Any]", what: str) -> None:

@@ -6,7 +6,7 @@ they refuse.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ctxext.server.answers import Completion, ServerError, find_limit, is_of_length
@@ -25,7 +25,34 @@ _LOGPROBS: tuple[Mapping[str, Any], ...] = (
 )
 """The parameters for log-probabilities: vLLM's and OpenAI's for completions, and that of mlx_lm.server."""
 _CHAT_LOGPROBS: tuple[Mapping[str, Any], ...] = ({"logprobs": True, "top_logprobs": _TOP}, {"logprobs": True}, {})
+_VARIABLES = "chat_template_kwargs"
+"""The argument of vLLM, SGLang and llama.cpp for variables of the chat template."""
+_SPECIAL = "skip_special_tokens"
+"""The argument of vLLM and SGLang to keep special tokens in a text."""
 _LENGTH_NAMES = ("max_tokens", "max_completion_tokens", "")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt to continue greedily, in all the forms in which it can be sent.
+
+    Attributes:
+        ids: Token ids, sent to servers that accept them.
+        text: The same prompt as text, without the special tokens that the server adds.
+        max_tokens: Number of tokens to generate.
+        logprobs: Whether log-probabilities are requested.
+        messages: The messages for chat completions; empty for one message with the text.
+        variables: Variables of the chat template.
+        keeps_special: Whether the answer's text must contain special tokens, for completions.
+    """
+
+    ids: Sequence[int]
+    text: str
+    max_tokens: int
+    logprobs: bool = False
+    messages: Sequence[Mapping[str, str]] = ()
+    variables: Mapping[str, bool] = field(default_factory=dict)
+    keeps_special: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,15 +78,20 @@ class Form:
         """The parameters for log-probabilities in its kind of request, the most precise first."""
         return _CHAT_LOGPROBS if self.is_chat else _LOGPROBS
 
-    def build(self, prompt: Sequence[int], text: str, max_tokens: int, *, logprobs: bool) -> dict[str, Any]:
+    def build(self, request: "Request") -> dict[str, Any]:
         """Return the content of a request, without the model."""
-        content: dict[str, Any] = {_LENGTH_NAMES[self.length]: max_tokens, "temperature": 0, "seed": 0, "stream": False}
+        content: dict[str, Any] = {
+            _LENGTH_NAMES[self.length]: request.max_tokens,
+            **{"temperature": 0, "seed": 0, "stream": False},
+            **({_VARIABLES: dict(request.variables)} if self.is_chat and request.variables else {}),
+            **({_SPECIAL: False} if request.keeps_special and not self.is_chat else {}),
+        }
         content = {name: value for name, value in content.items() if name and name not in self.omitted}
         if self.is_chat:
-            content["messages"] = [{"role": "user", "content": text}]
+            content["messages"] = [*request.messages] or [{"role": "user", "content": request.text}]
         else:
-            content["prompt"] = list(prompt) if self.takes_ids else text
-        return {**content, **(self.logprobs_forms[self.logprobs] if logprobs else {})}
+            content["prompt"] = list(request.ids) if self.takes_ids else request.text
+        return {**content, **(self.logprobs_forms[self.logprobs] if request.logprobs else {})}
 
     def drop(self, name: str) -> "Form":
         """Return the next form without an argument."""
@@ -76,7 +108,7 @@ class Form:
         words = words.lower()
         if logprobs and self.logprobs_forms[self.logprobs] and ("logprob" in words or "token_ids" in words):
             return "logprobs"
-        for name in ("temperature", "seed", "stream"):
+        for name in ("temperature", "seed", "stream", _VARIABLES, _SPECIAL):
             if name not in self.omitted and re.search(rf"\b{name}\b", words):
                 return name
         if (name := _LENGTH_NAMES[self.length]) and re.search(rf"\b{name}\b", words) and not is_of_length(words):
@@ -92,7 +124,7 @@ class Form:
         last = len(self.logprobs_forms) - 1
         if logprobs and self.logprobs == 0:
             return self.drop("logprobs")
-        for name in ("seed", "stream"):
+        for name in ("seed", "stream", _VARIABLES if self.is_chat else _SPECIAL):
             if name not in self.omitted:
                 return self.drop(name)
         if self.takes_ids and not self.is_chat:

@@ -38,6 +38,8 @@ class _LogProbs(TypedDict, total=False):
 
 class _Message(TypedDict, total=False):
     content: _Text
+    reasoning_content: _Text
+    reasoning: _Text
 
 
 class _Choice(TypedDict, total=False):

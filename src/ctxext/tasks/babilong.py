@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple, Self
 from typing_extensions import override
 
 from ctxext.data.encoding import Encoder
-from ctxext.data.prompt import Pieces, Prompt, QuestionText
+from ctxext.data.prompt import Pieces, Prompt, QuestionText, make_message_prompt
 from ctxext.data.records import read_records
 from ctxext.errors import CtxextError
 from ctxext.files.strict import read_text
@@ -49,13 +49,6 @@ class Row(NamedTuple):
     target: str
 
 
-@dataclass(frozen=True)
-class FactsPrompt(Prompt):
-    """A prompt with its question, which the score needs."""
-
-    question: str = ""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Babilong(PublishedTask):
     """Answer a question about facts of bAbI in a book.
@@ -76,6 +69,7 @@ class Babilong(PublishedTask):
     shows: str = "answering questions about facts scattered in a book"
     options: tuple[str, ...] = ("babilong",)
     answer_room: int = 20
+    has_one_form: bool = True
     has_depths: bool = False
     babilong: Path | None = None
 
@@ -113,13 +107,12 @@ class Babilong(PublishedTask):
     def prompts(
         self, pieces: Pieces, encoder: Encoder, length: int, depths: Sequence[float], rng: random.Random
     ) -> list[Prompt]:
-        ids, (question,) = encoder.encode_message(pieces.opening), pieces.questions
-        ids += ids[-1:] * self.answer_room
-        return [FactsPrompt(ids, self.answer_room, (question.answer,), (), question.question) for _ in depths]
+        (question,) = pieces.questions
+        prompt = make_message_prompt(encoder, pieces.opening, self.answer_room, (question.answer,))
+        return [replace(prompt, question=question.question) for _ in depths]
 
     def grade(self, text: str, prompt: Prompt) -> float:
         """Return 1 if the answer is the only one in the text's first sentence, else 0."""
-        assert isinstance(prompt, FactsPrompt)
         return float(is_correct(text, prompt.answers[0], prompt.question, LABELS[self._task]))
 
 

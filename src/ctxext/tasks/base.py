@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 
 from typing_extensions import override
 
-from ctxext.data.encoding import Encoder
+from ctxext.data.encoding import BASE_FORM, Encoder, PromptForm
 from ctxext.data.prompt import Pieces, Prompt, encode_parts, lay_out
 
 if TYPE_CHECKING:
+    from ctxext.models.answers import Scored
     from ctxext.models.model import LoadedModel
 
 _Document = TypeVar("_Document")
@@ -22,8 +23,8 @@ _Document = TypeVar("_Document")
 Record = dict[str, Any]
 """One line of results: `task`, `length`, `depth`, the `samples` it covers and the result of each."""
 
-Scores = Iterator[tuple[int, Sequence[float]]]
-"""Index of a depth, and the score of each question: whether the answer is correct, or the share of correct parts."""
+_LARGE_ROOM = 1024
+"""Tokens of an answer above which they, and not the question, make a prompt too long."""
 
 
 class Key(NamedTuple):
@@ -156,9 +157,13 @@ class RetrievalTask(Task):
 
     Attributes:
         scored: A short description of the scoring.
-        is_written: Whether the model always generates its answers.
+        is_written: Whether the model always generates its answers, in any form of prompts.
         stays_right: Whether an answer with the full score keeps it whatever follows, so that generation may stop there.
         answer_room: Maximum number of generated tokens; 0 for the number of tokens of the answer.
+        is_chat: Whether the authors send the prompt as a user message, without the first words of the answer.
+        has_one_form: Whether prompts are whole messages, which have no other form.
+        reasons_in_text: Whether the model may also reason without a chat template.
+        form: The form of the prompts.
         has_depths: Whether the question is about one place. If not, a record's depth is None, and each length has as
             many questions as other tasks have at all depths.
         is_exact: Whether prompts have exactly the length in tokens, not only about as many.
@@ -176,6 +181,10 @@ class RetrievalTask(Task):
     is_written: bool = False
     stays_right: bool = False
     answer_room: int = 0
+    is_chat: bool = False
+    has_one_form: bool = False
+    reasons_in_text: bool = False
+    form: PromptForm = BASE_FORM
     has_depths: bool = True
     is_exact: bool = True
     base_length: int = 0
@@ -203,7 +212,7 @@ class RetrievalTask(Task):
 
     def score(
         self, loaded: "LoadedModel", questions: Sequence[Sequence[Prompt]], depths: Sequence[int], *, generate: bool
-    ) -> Scores:
+    ) -> "Iterator[Scored]":
         """Score questions at some depths: by exact match, or by `grade` if answers are always generated.
 
         Args:
@@ -212,15 +221,29 @@ class RetrievalTask(Task):
             depths: Indices of the depths to score.
             generate: Generate the answers instead of running one teacher-forced forward.
         """
-        from ctxext.models.answers import generate_exact, generate_graded, score_depths
+        from ctxext.models.answers import Scored, generate_exact, generate_graded, score_depths
 
-        if self.is_written:
-            return generate_graded(loaded, questions, depths, self.grade, until_right=self.stays_right)
-        return (generate_exact if generate else score_depths)(loaded, questions, depths)
+        if self.is_generated:
+            stays_right = self.stays_right or not self.is_written
+            return generate_graded(loaded, questions, depths, self.grade, self.form, until_right=stays_right)
+        scores = (generate_exact if generate else score_depths)(loaded, questions, depths)
+        return (Scored(depth, right) for depth, right in scores)
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether the model generates its answers: in chat it may word them freely."""
+        return self.is_written or self.form.is_chat
+
+    def use_form(self, form: PromptForm) -> Self:
+        """Return the task with prompts in a form, and with its room for answers."""
+        return dataclasses.replace(self, form=form, answer_room=max(self.answer_room, form.room))
 
     def grade(self, text: str, prompt: Prompt) -> float:
-        """Return the score of a generated answer, from 0 to 1: by default RULER's `string_match_all`."""
-        return match_substrings(text, prompt.required)
+        """Return the score of a generated answer, from 0 to 1.
+
+        By default RULER's `string_match_all`, or whether the text contains one of the answers.
+        """
+        return match_substrings(text, prompt.required) if prompt.required else contains_any(text, prompt.answers)
 
     def size(self, pieces: Pieces, encoder: Encoder) -> int:
         """Count the tokens of a question without its haystack."""
@@ -251,7 +274,7 @@ class RetrievalTask(Task):
     @property
     def advice(self) -> str:
         """The hint for questions that do not fit into a length; empty by default."""
-        return ""
+        return "Or use fewer tokens: --reason N, or --no-think." if self.form.room > _LARGE_ROOM else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,6 +290,11 @@ class SeveralNeedles(RetrievalTask):
     @override
     def count_texts(self, num_depths: int) -> int:
         return -(-num_depths // self.num_needles)
+
+
+def contains_any(text: str, answers: Sequence[str]) -> float:
+    """Return 1 if a text contains one of the answers, ignoring case, else 0."""
+    return float(any(answer.strip().lower() in text.lower() for answer in answers))
 
 
 def match_substrings(text: str, parts: Sequence[str]) -> float:

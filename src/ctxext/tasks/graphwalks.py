@@ -2,9 +2,8 @@
 
 import random
 import re
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 
 from typing_extensions import override
 
@@ -48,9 +47,9 @@ The graph has the following edges:
 _ANSWER = "Final Answer:"
 _LIST = re.compile(r"\[.*\]")
 _NAME_BITS = 40
-_REASONING_ROOM = 1024
-_REASON = f"""
-You may reason step by step. Return your final answer as a list of nodes in the very last line of your response, \
+_REASON = "You may reason step by step."
+_FREELY = f"""
+Return your final answer as a list of nodes in the very last line of your response, \
 for example:
 {_ANSWER} [node1, node2, node3]
 If the operation returns the empty set, the last line is:
@@ -72,7 +71,6 @@ class GraphWalks(RetrievalTask):
     Attributes:
         max_depth: Maximum depth of a breadth-first search; half of the questions are searches.
         max_nodes: Maximum number of parents, and of edges from a node of a search.
-        reason: Whether the model may write freely before its answer, up to 1024 tokens in total.
     """
 
     name: str = "graphwalks"
@@ -81,18 +79,18 @@ class GraphWalks(RetrievalTask):
         "of its parents. The score is the F1 of the generated set."
     )
     shows: str = "following edges through a long list"
-    options: tuple[str, ...] = ("reason", "repeat_question")
+    options: tuple[str, ...] = ("repeat_question",)
     is_written: bool = True
     answer_room: int = 96
+    reasons_in_text: bool = True
     has_depths: bool = False
     max_depth: int = 2
     max_nodes: int = 3
-    reason: bool = False
 
-    def with_options(self, options: Mapping[str, Any]) -> Self:
-        """Return the task with the user's options, and with room for reasoning."""
-        task = super().with_options(options)
-        return replace(task, answer_room=_REASONING_ROOM) if task.reason else task
+    @property
+    def is_free(self) -> bool:
+        """Whether the model may write before its answer."""
+        return self.form.is_chat or self.form.reasons
 
     @override
     def pieces(self, rng: random.Random) -> Pieces:
@@ -110,7 +108,8 @@ class GraphWalks(RetrievalTask):
             others = _draw_edges(random.Random(rng.getrandbits(64)), targets=sorted(answer))
         rng.shuffle(edges)
         listed = sorted(answer)
-        end, begin = (_REASON, _ANSWER) if self.reason else (_ANSWER, "")
+        end, begin = (_FREELY, _ANSWER) if self.is_free else (_ANSWER, "")
+        end = end.replace("\n", f"\n{_REASON} ", 1) if self.form.reasons else end
         question, line = f"\nOperation:\n{operation}\n{end}", f"{begin} [{', '.join(listed)}]"
         return Pieces(
             opening=OPENING,
@@ -137,12 +136,7 @@ class GraphWalks(RetrievalTask):
 
     def grade(self, text: str, prompt: Prompt) -> float:
         """Return the F1 score of the last line with an answer, or of the line that the prompt begins."""
-        return graphwalks_score(text if self.reason else _ANSWER + text.split("\n")[0], prompt.required)
-
-    @property
-    def advice(self) -> str:
-        """The hint about the room for reasoning."""
-        return "Or omit --reason." if self.reason else ""
+        return graphwalks_score(text if self.is_free else _ANSWER + text.split("\n")[0], prompt.required)
 
 
 def graphwalks_score(text: str, correct: Collection[str]) -> float:

@@ -99,6 +99,7 @@ class ChatCoReference(CoReference):
 
     shows: str = "distinguishing texts by their order"
     answer_room: int = 448
+    has_one_form: bool = True
 
     def pieces(self, rng: random.Random) -> Pieces:
         """Draw the text of one question, with marks between the messages."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from ctxext.data.encoding import Encoder
-from ctxext.data.prompt import Pieces, Prompt
+from ctxext.data.prompt import Pieces, Prompt, make_message_prompt
 from ctxext.errors import CtxextError
 from ctxext.files.strict import read_text
 from ctxext.tasks.published import PublishedTask
@@ -83,6 +83,7 @@ class NoLiMa(PublishedTask):
     shows: str = "finding a fact that shares no word with its question in books"
     options: tuple[str, ...] = ("nolima",)
     answer_room: int = 192
+    has_one_form: bool = True
     base_length: int = 1024
     needles: str = "needle_set"
     nolima: Path | None = None
@@ -142,9 +143,8 @@ class NoLiMa(PublishedTask):
             name = str(draws.choice(test.characters)) if _CHARACTER in test.needle else ""
             text = hide(encoder, self._books[pieces.book], test.needle.replace(_CHARACTER, name), self.length, depth)
             filled = test.template.format(haystack=text, question=test.question.replace(_CHARACTER, name))
-            ids = encoder.encode_message(filled, system=SYSTEM)
             answers = (name,) if name else test.answers
-            prompts.append(Prompt([*ids, *ids[-1:] * self.answer_room], self.answer_room, answers))
+            prompts.append(make_message_prompt(encoder, filled, self.answer_room, answers, system=SYSTEM))
         return prompts
 
     def grade(self, text: str, prompt: Prompt) -> float:

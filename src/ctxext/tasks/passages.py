@@ -1,7 +1,7 @@
 """Retrieval by similarity, the use of embedding models: find the passage that answers a question."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from typing import TYPE_CHECKING, ClassVar
@@ -10,10 +10,11 @@ from ctxext.data import prose
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import EncodedQuestion, Parts, Pieces, Prompt, QuestionText, lay_out
 from ctxext.data.prose import random_number, stream_sentences
-from ctxext.tasks.base import RetrievalTask, Scores
+from ctxext.tasks.base import RetrievalTask
 from ctxext.tasks.needle import PHRASINGS
 
 if TYPE_CHECKING:
+    from ctxext.models.answers import Scored
     from ctxext.models.model import LoadedModel
 
 
@@ -88,8 +89,9 @@ class Passages(RetrievalTask):
 
     def score(
         self, loaded: "LoadedModel", questions: Sequence[Sequence[Prompt]], depths: Sequence[int], *, generate: bool
-    ) -> Scores:
+    ) -> "Iterator[Scored]":
         """Yield for each depth whether the correct passage of each question is the most similar one."""
+        from ctxext.models.answers import Scored
         from ctxext.models.similarity import are_most_similar
 
         # Several questions may share passages, so all run in one call.
@@ -97,7 +99,7 @@ class Passages(RetrievalTask):
         pairs = [(prompt.queries[0], prompt.passages) for prompt in prompts]  # type: ignore[attr-defined]
         correct = are_most_similar(loaded, pairs, self.long_texts)
         for number, depth in enumerate(depths):
-            yield depth, correct[number * len(questions) : (number + 1) * len(questions)]
+            yield Scored(depth, correct[number * len(questions) : (number + 1) * len(questions)])
 
 
 def _read_topics() -> dict[str, str]:

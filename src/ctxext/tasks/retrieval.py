@@ -46,7 +46,7 @@ class RetrievalWork(Work):
 
     @override
     def count_written(self, keys: Collection[Key]) -> int:
-        if not (self.task.is_written or self.settings.generate):
+        if not (self.task.is_generated or self.settings.generate):
             return 0
         usual = max(_USUAL_ANSWER, self.task.answer_room // (2 if self.task.stays_right else 1))
         return len(keys) * usual
@@ -62,7 +62,7 @@ class RetrievalWork(Work):
         if not numbers:
             return
         questions = make_questions(self.task, loaded.encoder, self.length, self.samples, self.settings)
-        for number, correct in self.task.score(loaded, questions, numbers, generate=self.settings.generate):
+        for number, correct, cut in self.task.score(loaded, questions, numbers, generate=self.settings.generate):
             texts = [self.task.number_text(sample) for sample in self.samples]
             yield {
                 "task": self.task.name,
@@ -71,6 +71,7 @@ class RetrievalWork(Work):
                 "samples": list(self.samples),
                 **({"texts": texts} if texts != list(self.samples) else {}),
                 "correct": [int(right) if right in (0, 1) else right for right in correct],
+                **({"cut": [*map(int, cut)]} if any(cut) else {}),
             }
 
 
@@ -78,7 +79,7 @@ def make_questions(
     task: RetrievalTask, encoder: Encoder, length: int, samples: Sequence[int], settings: Settings
 ) -> list[list[Prompt]]:
     """Make the prompts of each sample, one per depth; every model gets the same texts."""
-    questions = []
+    questions, encoder = list[list[Prompt]](), encoder.use_form(task.form)
     task = task.fit_to_length(encoder, length)
     for sample in samples:
         pieces = _draw_pieces(task, length, sample, settings)
@@ -116,7 +117,7 @@ def check_fits(
         settings: Samples, depths and seed.
         context_length: The limit for prompts that may be longer than their length; None for no limit.
     """
-    longest = 0
+    longest, encoder = 0, encoder.use_form(task.form)
     for length in lengths:
         fitted = task.fit_to_length(encoder, length)
         count = num_questions(task, settings)

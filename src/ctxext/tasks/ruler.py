@@ -404,7 +404,7 @@ class RulerFrequentWords(_RulerWords):
 
     @override
     def pieces(self, rng: random.Random) -> ListPieces:
-        num_words = max(4, (self.length - self.answer_room) // 50)
+        num_words = max(4, (self.length - type(self).answer_room) // 50)  # The authors' room, in every form.
         words = self._shuffle(sorted(_draw_names(rng, num_words, 6, string.ascii_lowercase)))
         words[0] = "..."  # The most frequent word is noise.
 

@@ -26,6 +26,7 @@ from ctxext.options import (
 )
 from ctxext.tasks.base import RetrievalTask
 from ctxext.tasks.documents import read_questions
+from ctxext.tasks.forms import REASONING
 from ctxext.tasks.longppl import name_evaluator
 from ctxext.tasks.published import PublishedTask, digest_of
 from ctxext.tasks.registry import DEFAULTS, GROUPS, NAMES, RETRIEVAL_TASKS, TASKS, USERS, expand_groups
@@ -59,6 +60,15 @@ def _find_unused_option(settings: "Settings") -> tuple[str, str] | None:
     return next(((flag_of(type(settings), name), USERS[name]) for name in unused), None)
 
 
+def _find_idle_form(settings: "Settings") -> str | None:
+    """Return the flag of an option for prompts and answers if no selected task has any."""
+    is_used = not settings.tasks or any(
+        "causal" in RETRIEVAL_TASKS[t].kinds for t in settings.tasks if t in RETRIEVAL_TASKS
+    )
+    names = () if is_used else ("prompt", "reason", "no_think")
+    return next((flag_of(type(settings), name) for name in names if is_set(settings, name)), None)
+
+
 def _find_missing_folder(settings: "Settings") -> Path | None:
     folder = None if settings.key_tokens is None else settings.key_tokens.parent
     return None if folder is None or folder.is_dir() else folder
@@ -75,7 +85,7 @@ def find_length_above_target(options: Any) -> int | None:
 class Settings:
     """The settings of an evaluation.
 
-    In Python, `depths` are shares from 0 to 1. The default `tasks` depend on the model.
+    In Python, `depths` are shares from 0 to 1, and `reason` may be True. The default `tasks` depend on the model.
     """
 
     default_tasks: ClassVar[Mapping[str, tuple[str, ...]]] = DEFAULTS
@@ -125,9 +135,6 @@ class Settings:
         hint="Use --filler prose or --filler same.",
     )
     repeat_question: bool = option(False, help="Put the question before the text too.", panel=_TASKS)
-    reason: bool = option(
-        False, help="graphwalks: let the model reason before its answer, up to 1024 tokens.", panel=_TASKS
-    )
     haystack: Path | None = option(None, help="needle: text file to hide needles in.", panel=_TASKS)
     documents: Path | None = option(None, help="documents: file with questions, as JSON lines.", panel=_TASKS)
     essays: Path | None = option(
@@ -167,6 +174,29 @@ class Settings:
         panel=_TASKS,
         kind="names",
     )
+    prompt: str | None = option(
+        None,
+        help="base: the prompt begins the answer; chat: a user message alone, through the chat template. Default: "
+        "chat for a model with a template if the task's authors use it, else base.",
+        panel=_RUN,
+        choices=("base", "chat"),
+        hint="Use --prompt base or --prompt chat.",
+    )
+    reason: int | None = option(
+        None,
+        help=f"Let the model reason before its answer, up to this number of tokens in total, by default {REASONING:,}. "
+        "Only the answer is scored.",
+        kind="length",
+        implied=str(REASONING),
+        min=1,
+        panel=_RUN,
+        metavar="[TOKENS]",
+    )
+    no_think: bool = option(
+        False,
+        help="Switch thinking off, if the chat template has a switch. Default in chat: as the template.",
+        panel=_RUN,
+    )
     generate: bool = option(False, help="Generate every answer: slower, with the same results.", panel=_RUN)
     batch_size: int | None = count_option(
         None, help="Prompts per batch. Default: as many as fit into memory.", panel=_RUN
@@ -183,6 +213,21 @@ class Settings:
             lambda settings: "longppl" in settings.tasks and not settings.has_evaluator,
             'The task "longppl" needs an evaluator.',
             "Add a long-context model: --evaluator MODEL, or --key-tokens FILE of an earlier run.",
+        ),
+        Rule(
+            lambda settings: settings.no_think and settings.reason,
+            "--no-think cannot be combined with --reason.",
+            "Omit one of them.",
+        ),
+        Rule(
+            lambda settings: settings.prompt == "base" and settings.reason,
+            "--reason cannot be combined with --prompt base, in which the prompt begins the answer.",
+            "Omit one of them.",
+        ),
+        Rule(
+            _find_idle_form,
+            "{found} has no effect on the selected tasks, in which the model generates nothing.",
+            "Add a retrieval task, for example --task needle.",
         ),
         Rule(_find_missing_folder, 'There is no folder "{found}".', "Use another --key-tokens."),
         Rule(lambda settings: not settings.depths, "--depths is empty.", "Add at least one depth with --depths."),
@@ -206,6 +251,8 @@ class Settings:
         if self.key_tokens is not None:
             object.__setattr__(self, "key_tokens", Path(self.key_tokens))
         object.__setattr__(self, "tasks", expand_groups(self.tasks))
+        if self.reason is True:
+            object.__setattr__(self, "reason", REASONING)
         check_options(self)
         for place in kinds_of_text(self.data).values():
             if place is not None:
@@ -231,7 +278,6 @@ class Settings:
                 "num_needles": self.num_needles or max(_FEWEST_NEEDLES, len(self.depths)),
                 "ids": self.kv_ids,
                 "filler": self.filler,
-                "reason": self.reason,
             },
             **{"nolima": self.nolima, "babilong": self.babilong, "seed": self.seed},
             **{field: load(path) for name, (field, load) in _FILES.items() if read and (path := getattr(self, name))},
