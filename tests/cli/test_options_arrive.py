@@ -51,6 +51,8 @@ EVAL = (
     *("--engine-args", '{"seed": 2}', "--out", "there", "--resume", "--overwrite", *HUB),
 )
 EVAL_IN_TIME = ("eval", "one", "--minutes", "2.5")
+EVAL_IN_CHAT = ("eval", "one", "--prompt", "chat", "--no-think")
+COMPARE_IN_CHAT = ("compare", "one", "--target-length", "1k", "--prompt", "chat", "--no-think")
 URL = "http://127.0.0.1:1/v1"
 SERVER = ("--server", URL, "--model", "it", "--api-key", TOKEN, "--timeout", "9")
 EVAL_SERVER = ("eval", "one", *SERVER, "--num-concurrent", "3", "--max-retries", "7", "--out", "there")
@@ -165,6 +167,8 @@ def test_every_option_is_in_a_table(command):
     lines = (
         EVAL,
         EVAL_IN_TIME,
+        EVAL_IN_CHAT,
+        COMPARE_IN_CHAT,
         EVAL_SERVER,
         VERIFY_SERVER,
         COMPARE,
@@ -242,6 +246,22 @@ def test_eval(arrived):
 
 def test_eval_within_a_time_limit(arrived):
     assert arrived(EVAL_IN_TIME, "ctxext.evaluate.run.evaluate")[1]["minutes"] == 2.5
+
+
+def test_the_form_of_prompts(arrived):
+    (_, settings), _ = arrived(EVAL_IN_CHAT, "ctxext.evaluate.run.evaluate")
+    assert settings == Settings(prompt="chat", no_think=True)
+    _, named = arrived(COMPARE_IN_CHAT, "ctxext.compare.run.compare")
+    assert named["options"] == CompareOptions(target_length=1024, prompt="chat", no_think=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "tokens"), [(("--reason",), 4096), (("--reason", "900"), 900), (("--reason", "8k", "--seed", "1"), 8192)]
+)
+def test_reasoning_may_have_a_number_of_tokens(arrived, words, tokens):
+    (models, settings), _ = arrived(("eval", *words, "one"), "ctxext.evaluate.run.evaluate")
+    assert models == ["one"]
+    assert settings.reason == tokens
 
 
 def test_eval_of_a_server(arrived):

@@ -11,6 +11,7 @@ import pytest
 
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.data import prose
+from ctxext.data.prompt import Prompt
 from ctxext.errors import CtxextError
 from ctxext.evaluate import plan
 from ctxext.evaluate.plan import ModelPlan, check_context_length
@@ -392,7 +393,7 @@ def planned(monkeypatch):
     checked = {}
     monkeypatch.setattr(plan, "open_infos", lambda *given, **more: infos)
     monkeypatch.setattr(import_module("ctxext.models.model"), "load_tokenizer", lambda *given: None)
-    monkeypatch.setattr("ctxext.data.encoding.Encoder", lambda *given, **more: None)
+    monkeypatch.setattr("ctxext.data.encoding.Encoder", lambda *given, **more: SimpleNamespace(uses_chat=False))
     monkeypatch.setattr(import_module("ctxext.tasks.retrieval"), "check_fits", lambda *given: 0)
     monkeypatch.setattr(serving, "check_served", lambda entry, lengths: checked.update({entry.name: lengths}))
 
@@ -619,15 +620,18 @@ def test_the_end_tokens_of_an_engine(generation, config, ends, tmp_path):
 def test_an_engine_receives_prompts_without_answers():
     asked = []
 
-    def complete(ids, text, *, max_tokens, logprobs):
+    def complete(ids, text, *, max_tokens, logprobs, **_):
         asked.append((ids, max_tokens, logprobs))
         return Completion("", (Token(ids[0], {ids[0]: -1.0}), Token(9, {9: -1.0})), len(ids))
 
-    server = SimpleNamespace(complete=complete, takes_ids=True, measure_read=lambda *_: None, cuts=lambda *_: False)
+    server = SimpleNamespace(
+        complete=complete, takes_ids=True, is_chat=False, measure_read=lambda *_, **__: None, cuts=lambda *_: False
+    )
     encoder = SimpleNamespace(tokenizer=SimpleNamespace(decode=str), get_start_tokens=lambda: [1])
     model = ServerModel("m", server, encoder, False, num_concurrent=2, engine=SimpleNamespace(has_text=False, name="e"))
-    question = [SimpleNamespace(ids=[number, 2, 3, 4], num_answer=number) for number in (1, 3, 2)]
-    assert [*model.write([question], [0, 2])] == [(0, [[1, 9]]), (2, [[2, 9]])]
+    question = [Prompt([number, 2, 3, 4], number, ()) for number in (1, 3, 2)]
+    written = [(depth, [answer.ids for answer in rows]) for depth, rows in model.write([question], [0, 2])]
+    assert written == [(0, [[1, 9]]), (2, [[2, 9]])]
     assert sorted(asked) == [([1, 2, 3], 1, True), ([2, 2], 2, True)]
     assert not model.may_share(1000, 1000)
     assert model.questions_at_once(2**20, 2) == 4
