@@ -81,6 +81,7 @@ class Prompt:
         answers: All correct answers, as text.
         required: The parts that an answer must contain, if it is a list.
         next_turn: The text that ends a generated answer, besides the model's end token; empty for none.
+        groups: The groups of questions that it belongs to, for separate results.
     """
 
     ids: list[int]
@@ -88,6 +89,7 @@ class Prompt:
     answers: tuple[str, ...]
     required: tuple[str, ...] = ()
     next_turn: str = field(default="", kw_only=True)
+    groups: tuple[str, ...] = field(default=(), kw_only=True)
 
 
 @dataclass(frozen=True)

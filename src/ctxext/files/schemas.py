@@ -274,7 +274,9 @@ _SUM = _list(NUMBER, min_length=2, max_length=2)
 
 def _check_samples(record: dict[str, Any]) -> dict[str, Any]:
     """Raise if there is no result, or if a list with an entry for each sample has another length."""
-    lists = [record[key] for key in ("texts", "correct", "loss", "tokens", "key_tokens", "of") if key in record]
+    lists = [
+        record[key] for key in ("texts", "groups", "correct", "loss", "tokens", "key_tokens", "of") if key in record
+    ]
     has_result = not record.keys().isdisjoint(("correct", "loss", "buckets"))
     if has_result and all(entries is not None and len(entries) == len(record["samples"]) for entries in lists):
         return record
@@ -291,6 +293,7 @@ RECORD = Schema(
         "seconds": {**NUMBER, "ge": 0},
         "samples": _list(_OFFSET, min_length=1),
         **_all(_list(_OFFSET), "texts", "tokens", "key_tokens", "of"),
+        "groups": _list(_list(WORD)),
         "correct": _list({"type": "float", "ge": 0, "le": 1}),
         "loss": _list(NUMBER),
         "buckets": _list(_SUM),
