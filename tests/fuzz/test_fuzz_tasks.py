@@ -37,6 +37,12 @@ CONTENTS = {
         }
     ],
     "babilong": [{"input": "Ann is here.", "question": "Where?", "target": "kitchen"}],
+    "longbench_v2": [
+        {
+            **{"difficulty": "easy", "length": "short", "question": "Who?", "context": "Ann is here.", "answer": "B"},
+            **{f"choice_{letter}": letter for letter in "ABCD"},
+        }
+    ],
     "prompts": {"qa1": {"instruction": "Do.", "examples": "One.", "post_prompt": "Now."}},
     "key_tokens": {
         **{"sha256": "0" * 64, "characters": 9, "evaluator": "e", "tokens": 9, "window": 1, "step": 1, "first": 0},
@@ -128,7 +134,7 @@ def draw(seed, folder):
 
 TASKS = {
     **{"squad": "ruler-qa-1", "hotpot": "ruler-qa-2", "words": "niah-single-2", "essays": "niah-single-2"},
-    **{"prompts": "babilong-qa1", "babilong": "babilong-qa1"},
+    **{"prompts": "babilong-qa1", "babilong": "babilong-qa1", "longbench_v2": "longbench-v2"},
 }
 
 

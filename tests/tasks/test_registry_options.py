@@ -31,9 +31,10 @@ CONTENTS = {
     "words": "\n".join(f"word{number}" for number in range(60)),
 }
 VALUES = {"num_needles": 3, "kv_ids": "number", "filler": "same", "repeat_question": True}
+STEPS = {"chain_of_thought": True}
 OF_DOCUMENTS = {"data": "me/texts", "stride": 9, "evaluator": "it", "key_tokens": Path("keys")}
-OF_AUTHORS = {"nolima": Path("books"), "babilong": Path("facts")}
-NAMES = [*VALUES, *CONTENTS, *OF_DOCUMENTS, *OF_AUTHORS]
+OF_AUTHORS = {"nolima": Path("books"), "babilong": Path("facts"), "longbench_v2": Path("choices")}
+NAMES = [*VALUES, *CONTENTS, *OF_DOCUMENTS, *OF_AUTHORS, *STEPS]
 
 
 def value_of(option, folder):
@@ -41,7 +42,7 @@ def value_of(option, folder):
     if option in CONTENTS:
         (folder / option).write_text(CONTENTS[option])
         return folder / option
-    return {**VALUES, **OF_DOCUMENTS, **OF_AUTHORS}[option]
+    return {**VALUES, **OF_DOCUMENTS, **OF_AUTHORS, **STEPS}[option]
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +80,7 @@ def test_an_option_that_no_selected_task_uses_is_refused(option, monkeypatch, tm
     for folder in OF_AUTHORS.values():
         folder.mkdir()
     needed = {"longppl": {"evaluator": "it"}, "nolima": {"nolima": "books"}, "babilong": {"babilong": "facts"}}
+    needed["longbench-v2"] = {"longbench_v2": "choices"}
     given = {option: value_of(option, tmp_path)}
     user = USERS[option]
     flag = "--needles" if option == "num_needles" else f"--{option.replace('_', '-')}"

@@ -27,6 +27,7 @@ def report_tables(report: Report, width: int) -> Iterator[RenderableType]:
         yield Text()
         yield from map(results_table, _split(effective, width))
     for table in (
+        *(tables.tabulate_groups(heat_map(report["models"], task)) for task in tasks_of(report)),
         _perplexity_table(report),
         tables.tabulate_key_tokens(report),
         tables.tabulate_original_length(report).select(short),

@@ -85,8 +85,9 @@ class Prompt:
         answers: All correct answers, as text.
         required: The parts that an answer must contain, if it is a list.
         next_turn: The text that ends a generated answer, besides the model's end token; empty for none.
-        question: The question alone, if the score needs it.
+        question: The question alone or a further one, if the score needs it.
         messages: The conversation that `ids` render, in chat and for tasks that are conversations; empty for others.
+        groups: The groups of questions that it belongs to, for separate results.
     """
 
     ids: list[int]
@@ -96,6 +97,7 @@ class Prompt:
     next_turn: str = field(default="", kw_only=True)
     question: str = field(default="", kw_only=True)
     messages: tuple[Message, ...] = field(default=(), kw_only=True)
+    groups: tuple[str, ...] = field(default=(), kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -185,6 +185,8 @@ def _make_task(report: Report, task: str) -> dict[str, Any]:
     options = kind.options if kind else ()
     if settings.get("filler") == "same" and "filler" in options:
         description += " The text consists only of such sentences."
+    if settings.get("chain_of_thought") and "chain_of_thought" in options:
+        description += " The model first writes its reasoning, and answers a second prompt without the text."
     if settings.get("repeat_question") and "repeat_question" in options:
         description += " The question is also before the text."
     legend = "Percentage of correct answers "
@@ -199,6 +201,7 @@ def _make_task(report: Report, task: str) -> dict[str, Any]:
         "legend": legend,
         "depths": ["anywhere" if depth is None else round(100 * depth) for depth in scores.depths],
         "maps": [(length, _make_map(scores, length)) for length in scores.lengths],
+        "groups": tables.tabulate_groups(scores),
         "counts": tables.tabulate_counts(scores),
     }
 

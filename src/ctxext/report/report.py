@@ -211,9 +211,11 @@ def _count_cells(settings: dict[str, Any], records: Sequence[Record]) -> list[di
         group = groups[task, length, depth]
         answers = {sample: right for r in group for sample, right in zip(r["samples"], r["correct"], strict=True)}
         texts = {sample: text for r in group for sample, text in zip(r["samples"], list_text_numbers(r), strict=True)}
-        by_text: dict[int, list[float]] = {}
-        for sample, right in sorted(answers.items()):
-            by_text.setdefault(texts[sample], []).append(right)
+        members = {s: names for r in group if "groups" in r for s, names in zip(r["samples"], r["groups"], strict=True)}
+        by_group = {
+            name: _count_texts({s: right for s, right in answers.items() if name in members.get(s, ())}, texts)
+            for name in getattr(TASKS.get(task), "groups", ())
+        }
         correct = sum(right for _, right in sorted(answers.items()))
         low, high = wilson_interval(correct, len(answers))
         cells.append(
@@ -226,12 +228,21 @@ def _count_cells(settings: dict[str, Any], records: Sequence[Record]) -> list[di
                 "share": correct / len(answers),
                 "low": low,
                 "high": high,
-                "texts": [[text, sum(rights), len(rights)] for text, rights in by_text.items()],
+                "texts": _count_texts(answers, texts),
                 **({"cut": cut} if (cut := sum(sum(record.get("cut", ())) for record in group)) else {}),
+                **({"groups": by_group} if by_group else {}),
                 "seconds": round(math.fsum(record["seconds"] for record in group), 3),
             }
         )
     return cells
+
+
+def _count_texts(answers: Mapping[int, float], texts: Mapping[int, int]) -> list[list[float]]:
+    """Return the number of each text, with the numbers of its correct answers and of its questions."""
+    by_text: dict[int, list[float]] = {}
+    for sample, right in sorted(answers.items()):
+        by_text.setdefault(texts[sample], []).append(right)
+    return [[text, sum(rights), len(rights)] for text, rights in by_text.items()]
 
 
 def _compute_perplexity(records: Sequence[Record]) -> dict[str, Any] | None:

@@ -1,5 +1,7 @@
 """The rows of every table of results. The page, the model card and the terminal select columns and render them."""
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -7,7 +9,8 @@ from typing import Any, NamedTuple
 from ctxext.files.length import format_length
 from ctxext.files.strict import in_markdown
 from ctxext.report.findings import format_interval, format_percent, pool_cells
-from ctxext.report.report import HeatMap, Report, tasks_of
+from ctxext.report.intervals import share_interval
+from ctxext.report.report import HeatMap, Report, tasks_of, texts_of
 from ctxext.tasks.longppl import WINDOW
 
 
@@ -99,6 +102,25 @@ def tabulate_counts(scores: HeatMap) -> Table:
         for (name, _, _), cell in scores.cells.items()
     ]
     return Table("", ["model", "tokens", "depth", "correct", "share", "95 % interval"], rows)
+
+
+def tabulate_groups(scores: HeatMap) -> Table:
+    """Tabulate the correct answers in each group of questions by length, with the models of a group adjacent."""
+    rows = []
+    for length in scores.lengths:
+        rows_by_name = {model["name"]: scores.row(model, length) for model in scores.models}
+        measured = {name: [cell for cell in row if cell] for name, row in rows_by_name.items() if any(row)}
+        groups = dict.fromkeys(
+            group for cells in measured.values() for cell in cells for group in cell.get("groups", {})
+        )
+        for group, (name, cells) in itertools.product(groups, measured.items()):
+            texts = texts_of([{**cell, "texts": cell["groups"][group]} for cell in cells])
+            correct, samples = math.fsum(right for right, _ in texts), sum(count for _, count in texts)
+            low, high = share_interval(texts)
+            share = f"{100 * correct / samples:.1f} %" if samples else "–"
+            interval = f"{100 * low:.1f}–{100 * high:.1f} %" if samples else "–"
+            rows.append([name, str(length), group, f"{correct:g} of {samples}", share, interval])
+    return Table(scores.task, ["model", "tokens", "questions", "correct", "share", "95 % interval"], rows)
 
 
 def tabulate_summary(report: Report) -> Table:

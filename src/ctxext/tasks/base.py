@@ -169,6 +169,7 @@ class RetrievalTask(Task):
         is_exact: Whether prompts have exactly the length in tokens, not only about as many.
         base_length: The effective length is relative to the best score of each question up to this length, as in
             NoLiMa; 0 for RULER's rule.
+        groups: The groups of questions with separate results, in order. A prompt lists those of its question.
         same_questions_as: The task with the same questions in another form; empty for separate questions.
         questions_per_text: Number of consecutive questions about the same text, which is read only once.
         text: Sentences to hide needles in, if the task uses any; empty for the package's prose.
@@ -188,6 +189,7 @@ class RetrievalTask(Task):
     has_depths: bool = True
     is_exact: bool = True
     base_length: int = 0
+    groups: tuple[str, ...] = ()
     same_questions_as: str = ""
     questions_per_text: int = 1
     text: tuple[str, ...] = ()

@@ -6,7 +6,7 @@ Readers import this module when they are called: importing pydantic takes a thir
 import string
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, NotRequired, TypeVar
+from typing import Annotated, Any, BinaryIO, Literal, NotRequired, TypeVar
 
 from pydantic import AfterValidator, FailFast, Field, Strict, StringConstraints, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
@@ -132,6 +132,20 @@ class FactsPrompt(TypedDict):
     post_prompt: String
 
 
+class ChoiceQuestion(TypedDict):
+    """A question of LongBench v2; only the tokenizer limits the size of its text."""
+
+    difficulty: Literal["easy", "hard"]
+    length: Literal["short", "medium", "long"]
+    question: Text
+    choice_A: String
+    choice_B: String
+    choice_C: String
+    choice_D: String
+    answer: Literal["A", "B", "C", "D"]
+    context: Annotated[str, AfterValidator(_check_text)]
+
+
 class Essays(TypedDict):
     """The prose of RULER."""
 
@@ -197,6 +211,7 @@ DOCUMENT_QUESTION = TypeAdapter(DocumentQuestion)
 NEEDLE_SETS = TypeAdapter(Annotated[list[NeedleSet], _FIRST, Field(min_length=1, max_length=256)])
 FACTS_ROW = TypeAdapter(FactsRow)
 FACTS_PROMPT = TypeAdapter(FactsPrompt)
+CHOICE_QUESTION = TypeAdapter(ChoiceQuestion)
 ESSAYS = TypeAdapter(Essays)
 WORD_LIST = TypeAdapter(Many[Word])
 WORD_LISTS = TypeAdapter(dict[str, Many[Word]])

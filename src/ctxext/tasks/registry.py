@@ -7,6 +7,7 @@ from ctxext.tasks.base import RetrievalTask, Task
 from ctxext.tasks.documents import Documents
 from ctxext.tasks.graphwalks import GraphWalks
 from ctxext.tasks.kv import KeyValue
+from ctxext.tasks.longbench2 import LongBench2
 from ctxext.tasks.longppl import LongPerplexity
 from ctxext.tasks.mrcr import MRCR, MRCR_FLAT
 from ctxext.tasks.needle import Association, Needle, PassKey
@@ -17,7 +18,7 @@ from ctxext.tasks.ruler import RULER
 
 _RETRIEVAL: tuple[RetrievalTask, ...] = (
     *(PassKey(), Needle(), KeyValue(), Documents(), Association(), Passages()),
-    *(Topics(), *TOPICS_IN_CHUNKS, GraphWalks(), *MRCR, *MRCR_FLAT, *RULER, *NOLIMA, *BABILONG),
+    *(Topics(), *TOPICS_IN_CHUNKS, GraphWalks(), *MRCR, *MRCR_FLAT, *RULER, *NOLIMA, *BABILONG, LongBench2()),
 )
 RETRIEVAL_TASKS: dict[str, RetrievalTask] = {task.name: task for task in _RETRIEVAL}
 TASKS: dict[str, Task] = {

@@ -64,12 +64,14 @@ class RetrievalWork(Work):
         questions = make_questions(self.task, loaded.encoder, self.length, self.samples, self.settings)
         for number, correct, cut in self.task.score(loaded, questions, numbers, generate=self.settings.generate):
             texts = [self.task.number_text(sample) for sample in self.samples]
+            groups = [list(question[number].groups) for question in questions]
             yield {
                 "task": self.task.name,
                 "length": self.length,
                 "depth": depths[number],
                 "samples": list(self.samples),
                 **({"texts": texts} if texts != list(self.samples) else {}),
+                **({"groups": groups} if any(groups) else {}),
                 "correct": [int(right) if right in (0, 1) else right for right in correct],
                 **({"cut": [*map(int, cut)]} if any(cut) else {}),
             }

@@ -45,6 +45,9 @@ _FILES: Mapping[str, tuple[str, Callable[[Path], Any]]] = {
 }
 """Options with files, each with the name of its content in `RetrievalTask.with_options` and the function to read it."""
 
+_FOLDERS = ("nolima", "babilong", "longbench_v2")
+"""Options with the files of a task's authors."""
+
 
 def _near_tasks(task: str) -> str:
     """Return a hint for an unknown task: the tasks of its group, a similar name, or all names."""
@@ -148,6 +151,10 @@ class Settings:
     nolima: Path | None = option(None, help="nolima: folder with the authors' data set.", panel=_TASKS)
     babilong: Path | None = option(
         None, help="babilong: folder with the authors' data set and prompts.py.", panel=_TASKS
+    )
+    longbench_v2: Path | None = option(None, help="longbench-v2: the authors' data.json, or its folder.", panel=_TASKS)
+    chain_of_thought: bool = option(
+        False, help="longbench-v2: first let the model write its reasoning, up to 1024 tokens.", panel=_TASKS
     )
     data: str | None = option(
         None,
@@ -279,7 +286,7 @@ class Settings:
                 "ids": self.kv_ids,
                 "filler": self.filler,
             },
-            **{"nolima": self.nolima, "babilong": self.babilong, "seed": self.seed},
+            **{name: getattr(self, name) for name in (*_FOLDERS, "chain_of_thought", "seed")},
             **{field: load(path) for name, (field, load) in _FILES.items() if read and (path := getattr(self, name))},
         }
         tasks = [RETRIEVAL_TASKS[name] for name in dict.fromkeys(self.tasks) if name in RETRIEVAL_TASKS]
@@ -297,7 +304,7 @@ class Settings:
             files = {name: Path(str(place)) for name, place in kinds.items()}
             digests = {name: sha256_of(file) if file.is_file() else None for name, file in files.items()}
             content["data"] = {"name": ",".join(file.name for file in files.values()), "sha256": digests}
-        for name in ("nolima", "babilong"):
+        for name in _FOLDERS:
             if (folder := content[name]) is not None:
                 content[name] = {"name": Path(folder).resolve().name, "sha256": digest_of(Path(folder))}
         if self.key_tokens is not None:
