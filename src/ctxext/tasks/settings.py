@@ -44,6 +44,9 @@ _FILES: Mapping[str, tuple[str, Callable[[Path], Any]]] = {
 }
 """Options with files, each with the name of its content in `RetrievalTask.with_options` and the function to read it."""
 
+_FOLDERS = ("ruler2", "nolima", "babilong")
+"""Options with folders of published material."""
+
 
 def _near_tasks(task: str) -> str:
     """Return a hint for an unknown task: the tasks of its group, a similar name, or all names."""
@@ -137,7 +140,10 @@ class Settings:
     hotpot: Path | None = option(
         None, help="ruler: questions of ruler-qa-2, such as hotpot_dev_distractor_v1.json.", panel=_TASKS
     )
-    words: Path | None = option(None, help="ruler: words of niah and ruler-cwe, as lines or JSON.", panel=_TASKS)
+    words: Path | None = option(
+        None, help="ruler, ruler2: words of niah and ruler-cwe, as lines or JSON.", panel=_TASKS
+    )
+    ruler2: Path | None = option(None, help="ruler2: folder with MMLU and HotpotQA.", panel=_TASKS)
     nolima: Path | None = option(None, help="nolima: folder with the authors' data set.", panel=_TASKS)
     babilong: Path | None = option(
         None, help="babilong: folder with the authors' data set and prompts.py.", panel=_TASKS
@@ -233,7 +239,7 @@ class Settings:
                 "filler": self.filler,
                 "reason": self.reason,
             },
-            **{"nolima": self.nolima, "babilong": self.babilong, "seed": self.seed},
+            **{name: getattr(self, name) for name in (*_FOLDERS, "seed")},
             **{field: load(path) for name, (field, load) in _FILES.items() if read and (path := getattr(self, name))},
         }
         tasks = [RETRIEVAL_TASKS[name] for name in dict.fromkeys(self.tasks) if name in RETRIEVAL_TASKS]
@@ -251,7 +257,7 @@ class Settings:
             files = {name: Path(str(place)) for name, place in kinds.items()}
             digests = {name: sha256_of(file) if file.is_file() else None for name, file in files.items()}
             content["data"] = {"name": ",".join(file.name for file in files.values()), "sha256": digests}
-        for name in ("nolima", "babilong"):
+        for name in _FOLDERS:
             if (folder := content[name]) is not None:
                 content[name] = {"name": Path(folder).resolve().name, "sha256": digest_of(Path(folder))}
         if self.key_tokens is not None:
