@@ -13,14 +13,18 @@ _SAME_LOSS = 0.02
 _MAX_NAMED = 4
 """Maximum number of models besides the best to list individually."""
 
+_POOLED = {"ruler": "RULER (13 tasks)", "ruler2": "RULER v2 (12 tasks)"}
+"""Groups of tasks with one sentence for all of them."""
+
 
 def findings(report: Report) -> list[str]:
     """Return the verdict of a comparison, a sentence for each task, and one for the cost of extending."""
     models = report["models"]
     tasks = tasks_of(report)
-    ruler = GROUPS["ruler"] if {*tasks} >= {*GROUPS["ruler"]} else ()
-    sentences = [_describe_retrieval("RULER (13 tasks)", ruler, models)] if ruler else []
-    sentences += [_describe_retrieval(task, (task,), models) for task in tasks if task not in ruler]
+    complete = {name: GROUPS[group] for group, name in _POOLED.items() if {*tasks} >= {*GROUPS[group]}}
+    pooled = {task for group in complete.values() for task in group}
+    sentences = [_describe_retrieval(name, group, models) for name, group in complete.items()]
+    sentences += [_describe_retrieval(task, (task,), models) for task in tasks if task not in pooled]
     verdict = report.get("comparison", {}).get("verdict", "")
     cut = map(describe_cut, models)
     return [text for text in (verdict, *sentences, *cut, _describe_long_text(models), _describe_cost(models)) if text]

@@ -194,6 +194,36 @@ class HotpotQuestion(TypedDict):
     supporting_facts: NotRequired[Many[tuple[str, int]] | None]
 
 
+class HotpotDocuments(TypedDict):
+    """The documents of a question of HotpotQA in the form of the Hub."""
+
+    title: Few[String]
+    sentences: Few[Many[String]]
+
+
+class HotpotTitles(TypedDict):
+    """The titles of the documents that support an answer."""
+
+    title: Many[String]
+
+
+class HotpotRow(TypedDict):
+    """A record of HotpotQA in the form of the Hub."""
+
+    question: String
+    answer: Text
+    context: HotpotDocuments
+    supporting_facts: HotpotTitles
+
+
+class MmluRow(TypedDict):
+    """A record of MMLU."""
+
+    question: String
+    choices: Annotated[list[String], _FIRST, Field(min_length=4, max_length=4)]
+    answer: Annotated[int, Strict(), Field(ge=0, le=3)]
+
+
 class KeyTokens(TypedDict):
     """A line of a file of key tokens."""
 
@@ -217,6 +247,8 @@ WORD_LIST = TypeAdapter(Many[Word])
 WORD_LISTS = TypeAdapter(dict[str, Many[Word]])
 SQUAD = TypeAdapter(Squad)
 HOTPOT = TypeAdapter(Many[HotpotQuestion])
+HOTPOT_ROW = TypeAdapter(HotpotRow)
+MMLU_ROW = TypeAdapter(MmluRow)
 KEY_TOKENS = TypeAdapter(KeyTokens)
 
 

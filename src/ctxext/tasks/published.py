@@ -65,7 +65,9 @@ class PublishedTask(RetrievalTask):
 
 @functools.lru_cache(maxsize=32)
 def _list_files(folder: Path, pattern: str) -> list[Path]:
-    return sorted(folder.rglob(pattern))
+    found = ((path, path.relative_to(folder).parts) for path in folder.rglob(pattern))
+    # `hf download` leaves files in .cache.
+    return sorted(path for path, parts in found if not any(part.startswith(".") for part in parts))
 
 
 def digest_of(folder: Path) -> str:

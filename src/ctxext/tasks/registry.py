@@ -15,10 +15,12 @@ from ctxext.tasks.nolima import NOLIMA
 from ctxext.tasks.passages import TOPICS_IN_CHUNKS, Passages, Topics
 from ctxext.tasks.perplexity import Perplexity, PseudoPerplexity, Short
 from ctxext.tasks.ruler import RULER
+from ctxext.tasks.ruler2 import RULER2
 
 _RETRIEVAL: tuple[RetrievalTask, ...] = (
     *(PassKey(), Needle(), KeyValue(), Documents(), Association(), Passages()),
-    *(Topics(), *TOPICS_IN_CHUNKS, GraphWalks(), *MRCR, *MRCR_FLAT, *RULER, *NOLIMA, *BABILONG, LongBench2()),
+    *(Topics(), *TOPICS_IN_CHUNKS, GraphWalks(), *MRCR, *MRCR_FLAT, *RULER, *RULER2, *NOLIMA, *BABILONG),
+    LongBench2(),
 )
 RETRIEVAL_TASKS: dict[str, RetrievalTask] = {task.name: task for task in _RETRIEVAL}
 TASKS: dict[str, Task] = {
@@ -29,6 +31,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "mrcr": tuple(task.name for task in MRCR),
     "mrcr-flat": tuple(task.name for task in MRCR_FLAT),
     "ruler": tuple(task.name for task in RULER),
+    "ruler2": tuple(task.name for task in RULER2),
     "babilong": tuple(task.name for task in BABILONG[:5]),
     "babilong-all": tuple(task.name for task in BABILONG),
 }

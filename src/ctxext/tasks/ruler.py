@@ -71,12 +71,8 @@ class RulerTask(RetrievalTask):
         return match_substrings(_clean_answer(text), prompt.required)
 
 
-def _draw_key(rng: random.Random, words: Words) -> str:
-    return f"{rng.choice(words.adjectives)}-{rng.choice(words.nouns)}"
-
-
 _DRAWS: dict[str, Callable[[random.Random, Words], str]] = {
-    "words": _draw_key,
+    "words": lambda rng, words: words.draw_key(rng),
     "uuids": lambda rng, _: prose.random_uuid(rng),
     "numbers": lambda rng, _: prose.random_number(rng, 7),
 }
@@ -114,20 +110,14 @@ class Niah(RulerTask):
         queried, answers = keys[: self.num_queries], tuple(chain.from_iterable(by_key[: self.num_queries]))
         query = f"{', '.join(queried[:-1])}, and {queried[-1]}" if len(queried) > 1 else queried[0]
         kind = self.values if len(answers) > 1 else self.values[:-1]
-        if len(answers) > 1:
-            start, ask, lead = f"Some special magic {kind} are", f"What are all the special magic {kind}", "are"
-        else:
-            start, ask, lead = f"A special magic {kind} is", f"What is the special magic {kind}", "is"
-        question = (
-            f"\n{ask} for {query} mentioned in the provided text? "
-            f"The special magic {kind} for {query} mentioned in the provided text {lead}"
-        )
+        opening, question = frame_values(kind, query, are_several=len(answers) > 1)
         return Pieces(
-            opening=f"{start} hidden within the following text. Make sure to memorize it. I will quiz you about the "
-            f"{kind} afterwards." + ("\n" if gap == " " else ""),
+            opening=opening + ("\n" if gap == " " else ""),
             haystack=self._draw_units(keys, random.Random(rng.getrandbits(64))),
             needles=tuple(
-                gap + self._state(key, value) for key, of_key in zip(keys, by_key, strict=True) for value in of_key
+                gap + state_value(self.values, key, value)
+                for key, of_key in zip(keys, by_key, strict=True)
+                for value in of_key
             ),
             questions=(QuestionText(question, f" {', '.join(answers)}.", required=answers),),
             padding="" if gap == " " else "\n",
@@ -135,9 +125,6 @@ class Niah(RulerTask):
 
     def _draw(self, kind: str) -> Callable[[random.Random], str]:
         return lambda rng: _DRAWS[kind](rng, self.words or PACKAGE_WORDS)
-
-    def _state(self, key: str, value: str) -> str:
-        return f"One of the special magic {self.values} for {key} is: {value}."
 
     def _draw_units(self, keys: list[str], rng: random.Random) -> Iterator[str]:
         if self.haystack == "prose" and self.essays:
@@ -149,7 +136,36 @@ class Niah(RulerTask):
         while True:
             key = self._draw(self.keys)(rng)
             if key not in keys:
-                yield "\n" + self._state(key, self._draw(self.values)(rng))
+                yield "\n" + state_value(self.values, key, self._draw(self.values)(rng))
+
+
+def frame_values(kind: str, query: str, *, are_several: bool, pronoun: str = "it") -> tuple[str, str]:
+    """Return the text before the haystack, and the question after it, about the values of some keys.
+
+    Args:
+        kind: The kind of values, as "number", or "numbers" for several.
+        query: The keys.
+        are_several: Whether the question has several values.
+        pronoun: The word for the values in the request to memorize them.
+    """
+    if are_several:
+        start, ask, lead = f"Some special magic {kind} are", f"What are all the special magic {kind}", "are"
+    else:
+        start, ask, lead = f"A special magic {kind} is", f"What is the special magic {kind}", "is"
+    opening = (
+        f"{start} hidden within the following text. Make sure to memorize {pronoun}. I will quiz you about the "
+        f"{kind} afterwards."
+    )
+    question = (
+        f"\n{ask} for {query} mentioned in the provided text? "
+        f"The special magic {kind} for {query} mentioned in the provided text {lead}"
+    )
+    return opening, question
+
+
+def state_value(kind: str, key: str, value: str) -> str:
+    """Return the sentence about a value of a key."""
+    return f"One of the special magic {kind} for {key} is: {value}."
 
 
 def _draw_different(draw: Callable[[random.Random], str], count: int, rng: random.Random) -> list[str]:

@@ -1,6 +1,7 @@
 """Original material of RULER from the user's files, read as NVIDIA's scripts read it (scripts/data/synthetic)."""
 
 import itertools
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,10 @@ class Words:
     adjectives: tuple[str, ...]
     nouns: tuple[str, ...]
     words: tuple[str, ...]
+
+    def draw_key(self, rng: random.Random) -> str:
+        """Draw the key of a needle."""
+        return f"{rng.choice(self.adjectives)}-{rng.choice(self.nouns)}"
 
 
 _SINGLE = dict.fromkeys((*prose.OBJECTS, *prose.GOODS, *prose.SITES, *prose.TRADES, *prose.ADJECTIVES))

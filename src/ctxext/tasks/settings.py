@@ -45,8 +45,8 @@ _FILES: Mapping[str, tuple[str, Callable[[Path], Any]]] = {
 }
 """Options with files, each with the name of its content in `RetrievalTask.with_options` and the function to read it."""
 
-_FOLDERS = ("nolima", "babilong", "longbench_v2")
-"""Options with the files of a task's authors."""
+_FOLDERS = ("ruler2", "nolima", "babilong", "longbench_v2")
+"""Options with published material."""
 
 
 def _near_tasks(task: str) -> str:
@@ -147,7 +147,10 @@ class Settings:
     hotpot: Path | None = option(
         None, help="ruler: questions of ruler-qa-2, such as hotpot_dev_distractor_v1.json.", panel=_TASKS
     )
-    words: Path | None = option(None, help="ruler: words of niah and ruler-cwe, as lines or JSON.", panel=_TASKS)
+    words: Path | None = option(
+        None, help="ruler, ruler2: words of niah and ruler-cwe, as lines or JSON.", panel=_TASKS
+    )
+    ruler2: Path | None = option(None, help="ruler2: folder with MMLU and HotpotQA.", panel=_TASKS)
     nolima: Path | None = option(None, help="nolima: folder with the authors' data set.", panel=_TASKS)
     babilong: Path | None = option(
         None, help="babilong: folder with the authors' data set and prompts.py.", panel=_TASKS
