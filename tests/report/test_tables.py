@@ -2,7 +2,10 @@
 
 import pytest
 
+from ctxext.errors import CtxextError
+from ctxext.files.schemas import RECORD, check_schema
 from ctxext.report import tables
+from ctxext.report.intervals import share_interval
 from ctxext.report.report import heat_map
 from ctxext.tasks.settings import Settings
 from records_by_hand import answers, facts, losses, report_of
@@ -47,6 +50,35 @@ def test_a_length_without_answers_has_an_empty_score(report):
         ["mine", "256", "75"],
     ]
     assert tables.tabulate_retrieval(scores).rows[-1][-1] == "50 at depth 50 %"
+
+
+def test_groups_of_questions_have_separate_scores(tmp_path):
+    """Models of a group are adjacent, groups are in the order of the task, and two questions share a text."""
+    file = tmp_path / "data.json"
+    file.write_text("[]")
+    groups = [["hard", "long", "cut"], ["easy", "short"], ["hard", "short"]]
+    records = [
+        {**answers(name, 64, None, right, task="longbench-v2"), "groups": groups, "texts": [7, 5, 7]}
+        for name, right in (("stock", [1, 0, 1]), ("mine", [0, 1, 1]))
+    ]
+    settings = Settings(tasks=("longbench-v2",), longbench_v2=file)
+    made = report_of(["stock", "mine"], records, settings)
+    rows = tables.tabulate_groups(heat_map(made["models"], "longbench-v2")).rows
+    assert [row[:4] for row in rows] == [
+        *(["stock", "64", "easy", "0 of 1"], ["mine", "64", "easy", "1 of 1"]),
+        *(["stock", "64", "hard", "2 of 2"], ["mine", "64", "hard", "1 of 2"]),
+        *(["stock", "64", "short", "1 of 2"], ["mine", "64", "short", "2 of 2"]),
+        *(["stock", "64", "medium", "0 of 0"], ["mine", "64", "medium", "0 of 0"]),
+        *(["stock", "64", "long", "1 of 1"], ["mine", "64", "long", "0 of 1"]),
+        *(["stock", "64", "cut", "1 of 1"], ["mine", "64", "cut", "0 of 1"]),
+    ]
+    assert rows[3][4:] == ["50.0 %", "{:.1f}–{:.1f} %".format(*(100 * end for end in share_interval([(1, 2)])))]
+    assert rows[6][4:] == ["–", "–"]
+    check_schema(records[0], RECORD, "cells.jsonl")
+    with pytest.raises(CtxextError, match="one entry for each sample"):
+        check_schema({**records[0], "groups": groups[1:]}, RECORD, "cells.jsonl")
+    with pytest.raises(CtxextError, match=r'"groups\.0\.0"'):
+        check_schema({**records[0], "groups": [[1], [], []]}, RECORD, "cells.jsonl")
 
 
 def test_effective_lengths_with_and_without_the_leaderboard(report):
