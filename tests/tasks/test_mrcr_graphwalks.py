@@ -294,8 +294,12 @@ def test_reasoning_is_first_in_the_assistant_message():
     tokenizer = with_template("qwen2_5")
     (prompt,) = prompts_of(GraphWalks(), tokenizer, 6000, 1, reason=True)
     assert text_of(prompt, tokenizer).endswith("Final Answer: []<|im_end|>\n<|im_start|>assistant\n")
-    (prompt,) = prompts_of(GraphWalks(), tokenizer, 4000, 1)
+    (prompt,) = prompts_of(GraphWalks(), tokenizer, 4000, 1, prompt="base")
     assert text_of(prompt, tokenizer).endswith("<|im_start|>assistant\nFinal Answer:")
+    (prompt,) = prompts_of(GraphWalks(), tokenizer, 4000, 1)
+    text = text_of(prompt, tokenizer)
+    assert text.endswith("Final Answer: []<|im_end|>\n<|im_start|>assistant\n")
+    assert "step by step" not in text
 
 
 @pytest.mark.parametrize("tasks", [("perplexity",), ("passages", "short")])

@@ -82,6 +82,7 @@ class GraphWalks(RetrievalTask):
     options: tuple[str, ...] = ("repeat_question",)
     is_written: bool = True
     answer_room: int = 96
+    is_chat: bool = True
     reasons_in_text: bool = True
     has_depths: bool = False
     max_depth: int = 2
