@@ -39,13 +39,13 @@ GIVEN = {"revision": "v1", "token": TOKEN}
 
 EVAL = (
     *("eval", "one", "two", "--task", "kv,needle", "-t", "graphwalks", "-t", "passkey,ruler-qa-1,ruler-qa-2"),
-    *("-t", "documents,perplexity,longppl,nolima,babilong-qa1"),
+    *("-t", "documents,perplexity,longppl,nolima,babilong-qa1,ruler2-qa-hard"),
     *("--lengths", "2k,1k", "--depths", "0,30", "--num-processes", "1"),
     *("--samples", "3", "--seed", "5", "--allow-beyond", "--original-length", "4k", "--needles", "7"),
     *("--kv-ids", "number", "--haystack", "hay.txt", "--documents", "asked.jsonl", "--data", "me/texts"),
     *("--filler", "prose", "--repeat-question", "--reason", "--evaluator", "it", "--key-tokens", "keys"),
     *("-t", "niah-single-2", "--essays", "essays.json", "--squad", "squad.json", "--hotpot", "hotpot.json"),
-    *("--words", "words.json", "--nolima", "books", "--babilong", "facts"),
+    *("--words", "words.json", "--nolima", "books", "--babilong", "facts", "--ruler2", "sets"),
     *("--stride", "9", "--harness", "longbench,other", "--generate", "--no-chat-template", "--batch-size", "6"),
     *("--device", "cpu", "--dtype", "bf16", "--attn", "eager", "--trust-remote-code", "--engine", "vllm"),
     *("--engine-args", '{"seed": 2}', "--out", "there", "--resume", "--overwrite", *HUB),
@@ -145,7 +145,7 @@ def arrived(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("a.txt", "b.txt", "c.txt"):
         Path(name).write_text(name)
-    for name in ("books", "facts"):
+    for name in ("books", "facts", "sets"):
         Path(name).mkdir()
 
     def call(words, place):
@@ -195,7 +195,7 @@ def test_every_option_is_in_a_table(command):
 WHAT_IS_ASKED = {
     "tasks": (
         *("kv", "needle", "graphwalks", "passkey", "ruler-qa-1", "ruler-qa-2", "documents", "perplexity", "longppl"),
-        *("nolima", "babilong-qa1", "niah-single-2"),
+        *("nolima", "babilong-qa1", "ruler2-qa-hard", "niah-single-2"),
     ),
     **{"lengths": (1024, 2048), "depths": (0.0, 0.3), "samples": 3, "seed": 5},
     **{name: Path(f"{name}.json") for name in ("essays", "squad", "hotpot", "words")},
@@ -206,6 +206,7 @@ WHAT_IS_ASKED = {
         "key_tokens": Path("keys"),
         "nolima": Path("books"),
         "babilong": Path("facts"),
+        "ruler2": Path("sets"),
         "num_needles": 7,
         "kv_ids": "number",
         "haystack": Path("hay.txt"),

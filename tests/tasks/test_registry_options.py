@@ -32,7 +32,7 @@ CONTENTS = {
 }
 VALUES = {"num_needles": 3, "kv_ids": "number", "filler": "same", "repeat_question": True, "reason": True}
 OF_DOCUMENTS = {"data": "me/texts", "stride": 9, "evaluator": "it", "key_tokens": Path("keys")}
-OF_AUTHORS = {"nolima": Path("books"), "babilong": Path("facts")}
+OF_AUTHORS = {"nolima": Path("books"), "babilong": Path("facts"), "ruler2": Path("sets")}
 NAMES = [*VALUES, *CONTENTS, *OF_DOCUMENTS, *OF_AUTHORS]
 
 
@@ -78,7 +78,7 @@ def test_an_option_that_no_selected_task_uses_is_refused(option, monkeypatch, tm
     monkeypatch.chdir(tmp_path)
     for folder in OF_AUTHORS.values():
         folder.mkdir()
-    needed = {"longppl": {"evaluator": "it"}, "nolima": {"nolima": "books"}, "babilong": {"babilong": "facts"}}
+    needed = {"longppl": {"evaluator": "it"}, **{user: {user: folder} for user, folder in OF_AUTHORS.items()}}
     given = {option: value_of(option, tmp_path)}
     user = USERS[option]
     flag = "--needles" if option == "num_needles" else f"--{option.replace('_', '-')}"
