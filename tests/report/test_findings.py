@@ -43,6 +43,17 @@ def test_rulers_thirteen_are_one_sentence():
     assert len(findings({"models": [model]})) == 13, "twelve of them are not RULER"
 
 
+def test_the_score_of_ruler_v2_is_one_sentence():
+    cells = [
+        {"task": task, "length": 4096, "depth": None, "correct": 10 * (number % 3 == 0), "samples": 10}
+        | {"share": float(number % 3 == 0), "texts": [[text, float(number % 3 == 0), 1] for text in range(10)]}
+        for number, task in enumerate(GROUPS["ruler2"])
+    ]
+    model = {"name": "a", "cells": cells, "perplexity": None, "short": None, "trained_length": None}
+    (sentence,) = findings({"models": [model]})
+    assert sentence.startswith("RULER v2 (12 tasks) at 4096 tokens: a finds 33 %")
+
+
 def test_lengths_without_correct_answers_are_reported():
     (sentence,) = findings(asked({"a": {512: (10, 10), 1024: (0, 0)}}))
     assert sentence == "needle at 512 tokens: a finds 100 % (80–100); no correct answers at 1024 tokens."
