@@ -71,13 +71,13 @@ class Recorder:
             self.numbers["losses", tuple(ids.flatten().tolist())].append(losses := measure(loaded, ids, *others))
             return losses
 
-        def keep_written(loaded, questions, depths, grade):
-            for depth, rows in write(loaded, questions, depths, None):  # Whole answers, also when they are right.
+        def keep_written(loaded, questions, depths, form, grade):
+            for depth, rows in write(loaded, questions, depths, form, None):  # Whole answers, also when they are right.
                 self.written.append((depth, rows))
                 yield depth, rows
 
-        def keep_generated(loaded, questions, depths):
-            for depth, rows in plain_write(loaded, questions, depths):
+        def keep_generated(loaded, questions, depths, form):
+            for depth, rows in plain_write(loaded, questions, depths, form):
                 self.written += [(depth, rows)] * self.generates
                 yield depth, rows
 
