@@ -9,6 +9,7 @@ from importlib import import_module
 import pytest
 
 from ctxext.api import Recipe, Settings, convert, evaluate
+from ctxext.data.encoding import BASE_FORM
 from ctxext.methods import Adaptive, Bifocal, DualChunk, DynamicNtk, MsPoE, ReRope, SelfExtend, Sinks, Yarn
 from ctxext.models import answers, reading, token_losses
 from ctxext.models.loading import Loading
@@ -76,7 +77,7 @@ class Recorder:
                 self.written.append((depth, rows))
                 yield depth, rows
 
-        def keep_generated(loaded, questions, depths, form):
+        def keep_generated(loaded, questions, depths, form=BASE_FORM):
             for depth, rows in plain_write(loaded, questions, depths, form):
                 self.written += [(depth, rows)] * self.generates
                 yield depth, rows

@@ -283,7 +283,7 @@ def generate_graded(
         scores = [
             grade_tokens(new.ids, prompt) if new.text is None else grade(new.text, prompt) for new, prompt in pairs
         ]
-        is_cut = [new.is_cut and score < 1 for (new, _), score in zip(pairs, scores, strict=True)]
+        is_cut = [new.is_cut and score != 1 for (new, _), score in zip(pairs, scores, strict=True)]
         yield Scored(depth, scores, is_cut if form.is_chat else ())
 
 
