@@ -126,7 +126,7 @@ def test_missing_measurements_are_listed(content):
     assert [line.split()[0] for line in missing[-3:]] == ["Free", "Needles", "Other"]
     assert [line for line in missing if "(`ruler`)" in line] == ["RULER (`ruler`)."]
     one = {**mine(content), "cells": [{**mine(content)["cells"][0], "task": "ruler-cwe"}]}
-    assert not [line for line in build_results(content, one, PICTURES).missing if "(`ruler" in line]
+    assert not [line for line in build_results(content, one, PICTURES).missing if "(`ruler`" in line]
     within = {**mine(content), "context_length": 512}
     assert not [line for line in build_results(content, within, PICTURES).missing if line.startswith("Lengths beyond")]
     nothing = {**mine(content), "cells": [], "perplexity": None, "short": None}

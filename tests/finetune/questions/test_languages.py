@@ -111,6 +111,10 @@ def runs_of(text, length=4):
     return {tuple(words[at : at + length]) for at in range(len(words) - length + 1)}
 
 
+GENERIC = "read the following text"
+"""Words that the authors of LongBench v2 share with any request to read."""
+
+
 def phrasings_of_eval():
     """All texts in the code of tasks, and the sentences of the package's prose."""
     constants = [
@@ -123,7 +127,7 @@ def phrasings_of_eval():
 
 
 def test_no_phrasing_of_eval_is_in_a_template():
-    theirs = set().union(*map(runs_of, phrasings_of_eval()))
+    theirs = set().union(*map(runs_of, phrasings_of_eval())) - runs_of(GENERIC)
     assert ("number", "of", "the", "slot") in theirs
     for language in LANGUAGES.values():
         forms = [text for form in language.facts for text in (form.fact, form.question, form.answer)]
