@@ -11,7 +11,6 @@ from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.models.loading import Loading
 from ctxext.publish.results import build_results
-from ctxext.report import pictures
 from ctxext.server.client import ServerOptions
 from openai_server import Served, running
 
@@ -19,13 +18,6 @@ KEY = "sk-0123456789abcdef"
 SMALL = {"depths": (0.0, 1.0), "kv_ids": "number", "allow_beyond": True}
 ASKED = Settings(tasks=("needle", "kv"), lengths=(256,), samples=3, **SMALL)
 MORE = Settings(tasks=("needle", "kv"), lengths=(256, 640), samples=2, **SMALL)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_pictures():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pictures, "as_png", lambda figure, **_: b"not drawn")
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from ctxext.cli.eval import ReportPlace, warn_of_thoughts
+from ctxext.cli.eval import ReportPlace, list_open_thoughts, warn_of_thoughts
 from ctxext.cli.eval_tables import heat_maps, results_table
 from ctxext.cli.options import SourceArgument, takes_options
 from ctxext.cli.output import Output
@@ -66,8 +66,7 @@ def compare(
     content = report["comparison"]
     if report.get("skipped_lines"):
         output.warning(f"Skipped {report['skipped_lines']} lines of {out} that are incomplete or from another run.")
-    names = ((model["name"], model.get("open_thought")) for model in report["models"][:1])
-    warn_of_thoughts(names, output)
+    warn_of_thoughts(list_open_thoughts(report["models"][:1]), output)
     output.result(report, *comparison_tables(report, output.stdout.width), Text(), content["verdict"])
     output.note(Text(f"Report: {out / 'report.html'}; as Markdown: {out / PAGE}"))
     taken = next((row for row in content["models"] if row["name"] == content["taken"]), None)

@@ -2,10 +2,10 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -109,6 +109,13 @@ def eval_(
         _print_report(report, out, models, output)
 
 
+def list_open_thoughts(models: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str | None]]:
+    """Yield the name of each model of a report with scored thoughts, and their mark; in chat they are not scored."""
+    for model in models:
+        if any(cell["task"] not in model.get("forms", ()) for cell in model["cells"]):
+            yield model["name"], model.get("open_thought")
+
+
 def warn_of_thoughts(models: Iterable[tuple[str, str | None]], output: Output) -> None:
     """Warn of models with prompts that end within a thought."""
     for name, mark in models:
@@ -129,11 +136,7 @@ def _print_report(report: "Report", out: Path, models: Sequence[str], output: Ou
 
     if report.get("skipped_lines"):
         output.warning(f"Skipped {report['skipped_lines']} lines of {out} that are incomplete or from another run.")
-    # In chat, thoughts are not scored.
-    measured = [
-        (model, {cell["task"] for cell in model["cells"]} - {*model.get("forms", ())}) for model in report["models"]
-    ]
-    warn_of_thoughts(((model["name"], model.get("open_thought")) for model, in_base in measured if in_base), output)
+    warn_of_thoughts(list_open_thoughts(report["models"]), output)
     for model in report["models"]:
         if sentence := describe_cut(model):
             output.warning(f"{sentence} More: {suggest_room(model)}.")

@@ -223,13 +223,7 @@ def _list_messages(
 
 
 def make_message_prompt(
-    encoder: Encoder,
-    text: str,
-    room: int,
-    answers: tuple[str, ...] = (),
-    required: tuple[str, ...] = (),
-    *,
-    system: str = "",
+    encoder: Encoder, text: str, room: int, answers: tuple[str, ...], *, system: str = ""
 ) -> Prompt:
     """Return a prompt that is one message of the user, after a system message if there is a chat template.
 
@@ -238,12 +232,11 @@ def make_message_prompt(
         text: The message.
         room: Maximum number of generated tokens.
         answers: All correct answers.
-        required: The parts that an answer must contain.
         system: The system message; empty for none.
     """
     ids, turns = encoder.encode_message(text, system=system), [("system", system)] * bool(system) + [("user", text)]
     messages = tuple({"role": role, "content": content} for role, content in turns) if encoder.uses_chat else ()
-    return Prompt([*ids, *ids[-1:] * room], room, answers, required, messages=messages)
+    return Prompt([*ids, *ids[-1:] * room], room, answers, messages=messages)
 
 
 def too_short(length: int, minimum: int, task: str = "The question") -> CtxextError:

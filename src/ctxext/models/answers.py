@@ -280,9 +280,7 @@ def generate_graded(
 
     for depth, rows in _write(loaded, questions, depths, form, grade_tokens if until_right else None):
         pairs = [(new, question[depth]) for new, question in zip(rows, questions, strict=True)]
-        scores = [
-            grade_tokens(new.ids, prompt) if new.text is None else grade(new.text, prompt) for new, prompt in pairs
-        ]
+        scores = [grade(new.read(encoder), prompt) for new, prompt in pairs]
         is_cut = [new.is_cut and score != 1 for (new, _), score in zip(pairs, scores, strict=True)]
         yield Scored(depth, scores, is_cut if form.is_chat else ())
 

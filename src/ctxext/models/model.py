@@ -126,6 +126,10 @@ class Written(NamedTuple):
     is_cut: bool
     text: str | None = None
 
+    def read(self, encoder: Encoder) -> str:
+        """Return the text, with an encoder of the form of the prompts."""
+        return encoder.read_answer(self.ids) if self.text is None else self.text
+
 
 @dataclass(frozen=True)
 class LoadedModel:

@@ -28,14 +28,17 @@ def _describe(form: Mapping[str, Any] | None) -> str:
 
 
 def describe_cut(model: Mapping[str, Any]) -> str:
-    """Describe how many answers of a model were cut at the maximum number of tokens; empty if none were."""
+    """Describe how many answers of a model ended at their limit without the full score; empty if none did."""
     counts = {}
     for task, form in (model.get("forms") or {}).items():
         cells = [cell for cell in model["cells"] if cell["task"] == task]
         if cut := sum(cell.get("cut", 0) for cell in cells):
             counts[task] = (cut, sum(cell["samples"] for cell in cells), form["room"])
-    parts = [f"{cut} of {samples} answers to {task} at {room:,}" for task, (cut, samples, room) in counts.items()]
-    return f"{model['name']} was cut in {', '.join(parts)} tokens, and they count as wrong." if parts else ""
+    parts = [
+        f"{cut} of {samples} answers to {task} ended at the limit of {room:,} tokens"
+        for task, (cut, samples, room) in counts.items()
+    ]
+    return f"{model['name']}: {', '.join(parts)}, without the full score." if parts else ""
 
 
 def suggest_room(model: Mapping[str, Any]) -> str:

@@ -324,7 +324,7 @@ class Server:
         def ask(form: Form) -> Completion:
             return self._complete(form.build(request), form, max_tokens, deadline)
 
-        return self._negotiation.complete(ask, len(prompt), logprobs=logprobs)
+        return self._negotiation.complete(ask, request)
 
     def _complete(self, content: Mapping[str, Any], form: Form, max_tokens: int, deadline: "Deadline") -> Completion:
         """Return the answer to a request."""

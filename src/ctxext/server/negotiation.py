@@ -78,13 +78,12 @@ class Form:
         """The parameters for log-probabilities in its kind of request, the most precise first."""
         return _CHAT_LOGPROBS if self.is_chat else _LOGPROBS
 
-    def build(self, request: "Request") -> dict[str, Any]:
+    def build(self, request: Request) -> dict[str, Any]:
         """Return the content of a request, without the model."""
         content: dict[str, Any] = {
             _LENGTH_NAMES[self.length]: request.max_tokens,
             **{"temperature": 0, "seed": 0, "stream": False},
-            **({_VARIABLES: dict(request.variables)} if self.is_chat and request.variables else {}),
-            **({_SPECIAL: False} if request.keeps_special and not self.is_chat else {}),
+            **self._list_more(request),
         }
         content = {name: value for name, value in content.items() if name and name not in self.omitted}
         if self.is_chat:
@@ -92,6 +91,12 @@ class Form:
         else:
             content["prompt"] = list(request.ids) if self.takes_ids else request.text
         return {**content, **(self.logprobs_forms[self.logprobs] if request.logprobs else {})}
+
+    def _list_more(self, request: Request) -> dict[str, Any]:
+        """Return the arguments that only some requests have, and only some servers accept."""
+        if self.is_chat:
+            return {_VARIABLES: dict(request.variables)} if request.variables else {}
+        return {_SPECIAL: False} if request.keeps_special else {}
 
     def drop(self, name: str) -> "Form":
         """Return the next form without an argument."""
@@ -103,12 +108,12 @@ class Form:
             return replace(self, logprobs=self.logprobs + 1)
         return replace(self, omitted=self.omitted | {name})
 
-    def find_refused(self, words: str, *, logprobs: bool) -> str | None:
+    def find_refused(self, words: str, request: Request) -> str | None:
         """Return the argument of this form that the words of a refusal name; None if they name none."""
         words = words.lower()
-        if logprobs and self.logprobs_forms[self.logprobs] and ("logprob" in words or "token_ids" in words):
+        if request.logprobs and self.logprobs_forms[self.logprobs] and ("logprob" in words or "token_ids" in words):
             return "logprobs"
-        for name in ("temperature", "seed", "stream", _VARIABLES, _SPECIAL):
+        for name in ("temperature", "seed", "stream", *self._list_more(request)):
             if name not in self.omitted and re.search(rf"\b{name}\b", words):
                 return name
         if (name := _LENGTH_NAMES[self.length]) and re.search(rf"\b{name}\b", words) and not is_of_length(words):
@@ -117,19 +122,19 @@ class Form:
             return "prompt"
         return None
 
-    def find_weaker(self, status: int, *, logprobs: bool) -> "Form | None":
+    def find_weaker(self, status: int, request: Request) -> "Form | None":
         """Return the next form to try after a refusal that names no argument; None after the last one."""
         if status in _NO_PATH:
             return None if self.is_chat else Form(is_chat=True, takes_ids=False)
         last = len(self.logprobs_forms) - 1
-        if logprobs and self.logprobs == 0:
+        if request.logprobs and self.logprobs == 0:
             return self.drop("logprobs")
-        for name in ("seed", "stream", _VARIABLES if self.is_chat else _SPECIAL):
+        for name in ("seed", "stream", *self._list_more(request)):
             if name not in self.omitted:
                 return self.drop(name)
         if self.takes_ids and not self.is_chat:
             return self.drop("prompt")
-        if logprobs and self.logprobs < last:
+        if request.logprobs and self.logprobs < last:
             return replace(self, logprobs=last)
         if "temperature" not in self.omitted:
             return self.drop("temperature")
@@ -149,7 +154,7 @@ class Negotiation:
         self.form = Form()
         self._is_settled = False
 
-    def complete(self, ask: Callable[[Form], Completion], length: int, *, logprobs: bool) -> Completion:
+    def complete(self, ask: Callable[[Form], Completion], request: Request) -> Completion:
         """Return the answer to a request, the first one in the best form that the server accepts.
 
         An argument that the server refuses by name is omitted. After each refusal that names none, one more argument
@@ -157,8 +162,7 @@ class Negotiation:
 
         Args:
             ask: Sends the request in a form.
-            length: The number of tokens of the prompt.
-            logprobs: Whether log-probabilities are requested.
+            request: The request.
 
         Raises:
             ServerError: The server refuses every form of the request, or its answer is unreadable.
@@ -175,13 +179,13 @@ class Negotiation:
                     raise (unnamed[0][1] if unnamed else error) from None
                 # A failure of the server (500) or a missing path refuses no argument, even if its message names one.
                 is_refusal = error.status < 500 and error.status not in _NO_PATH
-                if is_refusal and (name := form.find_refused(error.words, logprobs=logprobs)):
+                if is_refusal and (name := form.find_refused(error.words, request)):
                     form = form.drop(name)
                     continue
-                if find_limit(error, length) is not None:
+                if find_limit(error, len(request.ids)) is not None:
                     raise
                 unnamed.append((form, error))
-                if (weaker := form.find_weaker(error.status, logprobs=logprobs)) is None:
+                if (weaker := form.find_weaker(error.status, request)) is None:
                     raise unnamed[0][1] from None
                 form = weaker
         if unnamed and unnamed[0][1].status >= 500:

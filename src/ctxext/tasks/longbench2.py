@@ -178,8 +178,7 @@ class LongBench2(PublishedTask):
 
     def _conclude(self, encoder: Encoder, prompt: Prompt, reasoning: "Written") -> Prompt:
         """Return the second prompt, with the generated reasoning."""
-        text = encoder.read_answer(reasoning.ids) if reasoning.text is None else reasoning.text
-        text, _ = self._cut(encoder, prompt.question.replace("$COT$", text.strip()))
+        text, _ = self._cut(encoder, prompt.question.replace("$COT$", reasoning.read(encoder).strip()))
         return make_message_prompt(encoder, text, max(_ANSWER_ROOM, self.form.room), prompt.answers)
 
     def grade(self, text: str, prompt: Prompt) -> float:

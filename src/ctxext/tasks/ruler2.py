@@ -11,7 +11,7 @@ without the answer. Differences:
 - Draws: each sample has separate random numbers. The questions of MMLU to find are in an order of `--seed`.
 - Numbers of questions and documents are all different; NVIDIA does not exclude equal ones. A key is not in the filler.
 - Short lengths: prompts have at least as many questions or documents as the task needs, NVIDIA's 5 or 10.
-- Answers have at most 1,024 tokens.
+- Answers have at most 1,024 tokens, or those of `--reason`.
 """
 
 import functools
