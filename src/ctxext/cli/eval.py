@@ -26,7 +26,14 @@ if TYPE_CHECKING:
     from ctxext.report.report import Report
 
 _RESULTS = "Results"
-ModelsArgument = Annotated[list[str], typer.Argument(metavar="MODEL…", help="Folders, Hub ids, demo, or GGUF files.")]
+ModelsArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="MODEL…",
+        help="Folders, Hub ids, demo, or GGUF files. Optional with --server.",
+        show_default=False,
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,7 @@ class ReportPlace:
 
 @takes_options()
 def eval_(
-    models: ModelsArgument,
+    models: ModelsArgument = (),  # type: ignore[assignment]
     *,
     settings: Settings,
     loading: Loading,
@@ -92,6 +99,8 @@ def eval_(
     if loading.engine != "transformers" and launch.num_processes > 1:
         flag = "--engine" if loading.server is None else "--server"
         raise CtxextError(f"--num-processes cannot be combined with {flag}.", hint="Omit --num-processes.")
+    if not models and loading.server is None:
+        raise CtxextError("Missing argument MODEL.", hint="Name a folder, a Hub id or demo: ctxext eval demo.")
     out = place.folder()
     launch.start(out)
     with resumable(out, output), output.progress("evaluating") as progress:
@@ -156,7 +165,8 @@ def _print_report(report: "Report", out: Path, models: Sequence[str], output: Ou
     if tuned := [path for path, model in each if model["is_finetuned"]]:
         output.next_step("ctxext", "push", tuned[0], f"USER/{Path(tuned[0]).name}", "--report", out, why="Publish it")
     elif not (extended := [pair for pair in each if pair[1]["recipe"]]):
-        _propose(report, models[0], output)
+        if models:
+            _propose(report, models[0], output)
     elif is_gguf(path := extended[0][0]):
         output.next_step("llama-server", "-m", path, "-c", extended[0][1]["context_length"], why="Run it")
     else:

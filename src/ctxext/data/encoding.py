@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.data.chat_template import render_chat
+from ctxext.data.estimated_tokens import EstimatedTokenizer
 from ctxext.data.thoughts import Thoughts, find_open_thought, read_thoughts, remove_thoughts, switch_thoughts
 from ctxext.data.turns import PLAIN_TURNS, TurnLayout, read_turn_layout
 from ctxext.errors import CtxextError
@@ -116,12 +117,14 @@ class PromptForm:
         thinks: Whether the model thinks before its answer; None for the default of its chat template.
         room: Minimum of the maximum number of generated tokens, thoughts included.
         reasons: Whether the user requested reasoning.
+        estimate: Stand-in for the tokenizer of a server, fitted to its counts; None with a tokenizer.
     """
 
     is_chat: bool = False
     thinks: bool | None = False
     room: int = 0
     reasons: bool = False
+    estimate: EstimatedTokenizer | None = None
 
 
 BASE_FORM = PromptForm()
@@ -224,6 +227,8 @@ class Encoder:
             other.form = form
             for name in ("open_thought", "turn_layout"):  # They depend on the form.
                 vars(other).pop(name, None)
+            if form.estimate is not None:
+                other.tokenizer, other._known = form.estimate, {}
         return self._forms[form]
 
     def get_start_tokens(self) -> list[int]:

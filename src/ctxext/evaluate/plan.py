@@ -11,7 +11,15 @@ from ctxext.data.texts import kinds_of_text
 from ctxext.errors import CtxextError
 from ctxext.evaluate.processes import Team
 from ctxext.gguf import is_gguf
-from ctxext.models.checkpoint_info import CheckpointInfo, GgufInfo, info_of, open_gguf_infos, open_infos
+from ctxext.models.checkpoint_info import (
+    CheckpointInfo,
+    GgufInfo,
+    ServedInfo,
+    describe_served,
+    info_of,
+    open_gguf_infos,
+    open_infos,
+)
 from ctxext.models.loading import SERVER
 from ctxext.recipes.encodings.base import provenance
 from ctxext.tasks.base import DocumentPlan, RetrievalTask
@@ -22,12 +30,15 @@ from ctxext.tasks.registry import DEFAULTS, TASKS
 from ctxext.tasks.settings import Settings, lengths_of
 
 if TYPE_CHECKING:
-    from ctxext.data.encoding import Encoder, PromptForm
+    from ctxext.data.encoding import Encoder
     from ctxext.models.model import LoadedModel, Loading
     from ctxext.tasks.base import Work
 
 WORDS = {"causal": "causal language model", "masked": "masked language model", "encoder": "model without a head"}
 """Name of each kind of model in errors."""
+
+_WITHOUT_FILES = (GgufInfo, ServedInfo)
+"""Models that are not compared with their sources, as they have no checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +126,7 @@ def plans_of(infos: Sequence[CheckpointInfo], settings: Settings, loading: "Load
     plans = []
     for info in infos:
         encoder = Encoder(load_tokenizer(info, loading), chat_template=loading.chat_template)
-        tasks = tuple(task.use_form(_choose_form(task, info, encoder, settings)) for task in shared)
+        tasks = tuple(_choose_form(task, info, encoder, lengths[info.name], settings, loading) for task in shared)
         # Positions beyond a table fail, and those of another model beyond its context length only lose quality.
         limit = None if settings.allow_beyond and not info.has_table else info.context_length
         sizes = [check_fits(task, encoder, lengths[info.name], settings, limit) for task in tasks]
@@ -129,10 +140,34 @@ def plans_of(infos: Sequence[CheckpointInfo], settings: Settings, loading: "Load
     return plans
 
 
-def _choose_form(task: RetrievalTask, info: CheckpointInfo, encoder: "Encoder", settings: Settings) -> "PromptForm":
-    return choose_form(
-        task, info.name, encoder, prompt=settings.prompt, reason=settings.reason, no_think=settings.no_think
-    )
+def _choose_form(
+    task: RetrievalTask,
+    info: CheckpointInfo,
+    encoder: "Encoder",
+    lengths: Sequence[int],
+    settings: Settings,
+    loading: "Loading",
+) -> RetrievalTask:
+    """Return a task in the form of its prompts; for a server without a checkpoint, with tokens by its counts."""
+    is_served = isinstance(info, ServedInfo)
+    prompt = settings.prompt or ("chat" if is_served else None)
+    form = choose_form(task, info.name, encoder, prompt=prompt, reason=settings.reason, no_think=settings.no_think)
+    task = task.use_form(form)
+    if not is_served:
+        return task
+    from ctxext.evaluate.token_counts import estimate_tokens
+
+    assert loading.server is not None
+    estimate = estimate_tokens(loading.server.connection, task, encoder, lengths, settings)
+    return task.use_form(dataclasses.replace(form, estimate=estimate))
+
+
+def _describe_server(loading: "Loading") -> ServedInfo:
+    """Return what is known of the model of a server without its checkpoint, which gets messages from now on."""
+    assert loading.server is not None
+    server = loading.server.connection
+    server.use_chat()
+    return describe_served(server.model or "served", server.length)
 
 
 def _open(models: Sequence[str], loading: "Loading", original_length: int | None = None) -> list[CheckpointInfo]:
@@ -149,7 +184,15 @@ def _open(models: Sequence[str], loading: "Loading", original_length: int | None
             raise CtxextError(f'llama.cpp needs a GGUF file, but "{model}" is not one.', hint=hint)
     if is_llama:
         return [*open_gguf_infos(models, original_length)]
-    return open_infos(models, revision=loading.revision, token=loading.token, original_length=original_length)
+    if not models:
+        return [_describe_server(loading)]
+    try:
+        return open_infos(models, revision=loading.revision, token=loading.token, original_length=original_length)
+    except CtxextError as error:
+        if loading.server is None:
+            raise
+        hint = "Without the checkpoint, omit MODEL: lengths then follow the server's counts."
+        raise CtxextError(error.message, hint=f"{error.hint} {hint}".strip()) from error
 
 
 _WRITTEN = ("needle",)
@@ -249,10 +292,10 @@ def _with_sources(infos: Sequence[CheckpointInfo], *, opens: bool) -> tuple[list
     named: list[CheckpointInfo] = []
     opened: list[CheckpointInfo] = []
     for info in infos:
-        if isinstance(info, GgufInfo):
+        if isinstance(info, _WITHOUT_FILES):
             named.append(info)
             continue
-        others = [entry for entry in (*infos, *opened) if entry is not info and not isinstance(entry, GgufInfo)]
+        others = [entry for entry in (*infos, *opened) if entry is not info and not isinstance(entry, _WITHOUT_FILES)]
         source = next((entry for entry in others if is_source_of(entry.checkpoint, info.checkpoint)), None)
         if source is None and opens:
             source = _open_source(info, {entry.name for entry in (*infos, *opened)})

@@ -64,7 +64,8 @@ def evaluate(
     """Measure how well checkpoints use their context, and the cost of extending it.
 
     Args:
-        models: A folder, a Hub id or `demo`; or several.
+        models: A folder, a Hub id or `demo`; or several. With a server, an empty list takes the lengths of prompts from
+            its counts.
         settings: Tasks, lengths, depths and samples. Each field is also a keyword of this function, as samples=50.
         loading: How to load the models.
         out: A folder for results, pictures and the report; None writes nothing.
@@ -85,9 +86,13 @@ def evaluate(
 
     started = time.monotonic()
     sources = [str(model) for model in ([models] if isinstance(models, str | Path) else models)]
-    if not sources:
-        raise CtxextError("The list of models is empty.", hint="Add a folder, a Hub id or demo.")
     out, loading = None if out is None else Path(out), loading or Loading()
+    if not sources and loading.server is None:
+        raise CtxextError("The list of models is empty.", hint="Add a folder, a Hub id or demo.")
+    if not sources and settings.prompt == "base":
+        raise CtxextError(
+            "--prompt base needs the tokenizer of the served model.", hint="Give its checkpoint: ctxext eval MODEL …"
+        )
     if minutes is not None:
         _check_limit(minutes, settings, loading)
     if not settings.tasks:
@@ -368,7 +373,10 @@ def _make_header(plans: Sequence[ModelPlan], settings: Settings, loading: "Loadi
 def describe_forms(tasks: "Sequence[RetrievalTask]") -> dict[str, Any]:
     """Return the form of the prompts of each task that has another than the base form."""
     forms = {
-        task.name: {"form": "chat", "room": task.answer_room, "thinks": task.form.thinks}
+        task.name: {
+            **{"form": "chat", "room": task.answer_room, "thinks": task.form.thinks},
+            **({} if task.form.estimate is None else {"estimate": dataclasses.asdict(task.form.estimate)}),
+        }
         for task in tasks
         if task.form.is_chat
     }

@@ -45,11 +45,13 @@ class Scored(NamedTuple):
         depth: The index of the depth.
         scores: Whether each answer is correct, or the share of correct parts.
         cut: Whether each wrong answer ended at the maximum number of tokens; empty if that is not meaningful.
+        read: The number of tokens of each prompt that a server counted; empty if they are the prompts' own.
     """
 
     depth: int
     scores: Sequence[float]
     cut: Sequence[bool] = ()
+    read: Sequence[int] = ()
 
 
 _GRADED_EACH = 128
@@ -282,7 +284,8 @@ def generate_graded(
         pairs = [(new, question[depth]) for new, question in zip(rows, questions, strict=True)]
         scores = [grade(new.read(encoder), prompt) for new, prompt in pairs]
         is_cut = [new.is_cut and score != 1 for (new, _), score in zip(pairs, scores, strict=True)]
-        yield Scored(depth, scores, is_cut if form.is_chat else ())
+        read = [new.read_tokens for new in rows if new.read_tokens is not None]
+        yield Scored(depth, scores, is_cut if form.is_chat else (), read if len(read) == len(rows) else ())
 
 
 def _write(

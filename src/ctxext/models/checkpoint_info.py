@@ -122,6 +122,35 @@ class GgufInfo(CheckpointInfo):
         return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
+@dataclass(frozen=True)
+class ServedInfo(CheckpointInfo):
+    """The context of a model on a server, of which nothing else is known; `checkpoint` is empty."""
+
+    @property
+    @override
+    def kind(self) -> str:
+        return "causal"
+
+    @cached_property
+    def pipeline(self) -> SentencePipeline | None:
+        """None, because it generates text."""
+        return None
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the name, as the files are unknown."""
+        return hashlib.sha256(self.name.encode()).hexdigest()
+
+    @override
+    def facts(self) -> dict[str, Any]:
+        return {**super().facts(), "summary": "as served"}
+
+
+def describe_served(name: str, length: int | None) -> ServedInfo:
+    """Return what is known of a model on a server: its name, and the server's limit in tokens if it reports one."""
+    return ServedInfo(name, Checkpoint(name, Path(), {}), None, length)
+
+
 def open_gguf_infos(paths: Sequence[str], original_length: int | None = None) -> list[GgufInfo]:
     """Open GGUF files with unique names."""
     models = [open_gguf(path, original_length) for path in paths]

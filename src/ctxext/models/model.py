@@ -25,13 +25,14 @@ from ctxext.checkpoint.loading import (
 )
 from ctxext.checkpoint.other_files import SentenceModule, read_lengths
 from ctxext.data.encoding import BASE_FORM, Encoder, PromptForm, open_tokenizer
+from ctxext.data.estimated_tokens import EstimatedTokenizer
 from ctxext.data.prompt import Prompt
 from ctxext.engines.llama_cpp import tokenizer_of
 from ctxext.errors import CtxextError
 from ctxext.files.offline import forbid_network
 from ctxext.files.processes import total_memory
 from ctxext.files.strict import parse_json, read_text
-from ctxext.models.checkpoint_info import CheckpointInfo, GgufInfo
+from ctxext.models.checkpoint_info import CheckpointInfo, GgufInfo, ServedInfo
 from ctxext.models.loading import Loading as Loading
 from ctxext.models.prefix_cache import (
     PrefixCache,
@@ -120,11 +121,13 @@ class Written(NamedTuple):
         ids: Its tokens, up to the first end token.
         is_cut: Whether it ended at the maximum number of tokens.
         text: Its text without thoughts, if a server returned them separately.
+        read_tokens: The number of tokens of the prompt that a server counted; None if it is the prompt's own.
     """
 
     ids: list[int]
     is_cut: bool
     text: str | None = None
+    read_tokens: int | None = None
 
     def read(self, encoder: Encoder) -> str:
         """Return the text, with an encoder of the form of the prompts."""
@@ -374,6 +377,8 @@ def load_tokenizer(info: CheckpointInfo, loading: Loading) -> Any:
     """Load the checkpoint's tokenizer."""
     if isinstance(info, GgufInfo):
         return tokenizer_of(info.path)
+    if isinstance(info, ServedInfo):
+        return EstimatedTokenizer()
     hint = "Copy the tokenizer files of its source into its folder."
     message = f'The tokenizer of "{info.name}" cannot be loaded'
     with (

@@ -20,6 +20,9 @@ from ctxext.server.client import Server
 _CALLS_AT_ONCE = 4
 """Requests per thread between two saved results."""
 
+_LEAST_ESTIMATED = 0.85
+"""Share of an estimated number of tokens that a server must have read; estimates are mostly within 0.05."""
+
 
 @dataclass(frozen=True)
 class ServerModel(LoadedModel):
@@ -95,9 +98,10 @@ class ServerModel(LoadedModel):
 
     def _answer(self, prompt: Prompt, form: PromptForm) -> Written:
         """Return the generated answer: in chat its text, else tokens, those of the correct answer if equal."""
-        tokenizer, size = self.encoder.tokenizer, prompt.num_answer
+        encoder, size = self.encoder.use_form(form), prompt.num_answer
+        tokenizer, is_estimated = encoder.tokenizer, form.estimate is not None
         ids, expected = prompt.ids[:-size], prompt.ids[-size:]
-        start = self.encoder.get_start_tokens()
+        start = encoder.get_start_tokens()
         bare = ids[len(start) :] if ids[: len(start)] == start else ids  # The server adds the begin tokens to text.
         text = tokenizer.decode(bare)
         answer = self.model.complete(
@@ -115,10 +119,13 @@ class ServerModel(LoadedModel):
                 hint="Raise its context length, and check its log.",
             )
         sent = len(ids) if self.model.takes_ids else len(tokenize(tokenizer, text))
-        read = self.model.measure_read(answer, ids, text, sent, max_tokens=size)
-        if self.model.cuts(read, sent):
+        least = int(_LEAST_ESTIMATED * sent) if is_estimated else sent
+        read = self.model.measure_read(answer, ids, text, least, max_tokens=size)
+        if self.model.cuts(read, least):
+            about = "about " if is_estimated else ""
             raise CtxextError(
-                f"The server read only {read:,} of {sent:,} tokens of a prompt.", hint="Raise its context length."
+                f"The server read only {read:,} of {about}{sent:,} tokens of a prompt.",
+                hint="Raise its context length.",
             )
         if self.engine is not None:
             _check_finite(answer, self.engine.name)
@@ -126,8 +133,8 @@ class ServerModel(LoadedModel):
                 new = [token.key for token in answer.tokens if isinstance(token.key, int)]
                 return Written(new, answer.is_cut)
         if form.is_chat:
-            encoder = self.encoder.use_form(form)
-            return Written([], answer.is_cut, encoder.clean_answer(answer.text, is_separate=answer.has_thoughts))
+            answered = encoder.clean_answer(answer.text, is_separate=answer.has_thoughts)
+            return Written([], answer.is_cut, answered, read if is_estimated else None)
         # Some servers remove the space before the answer.
         if answer.text.strip() == tokenizer.decode(expected).strip():
             return Written(expected, is_cut=False)

@@ -41,6 +41,18 @@ def describe_cut(model: Mapping[str, Any]) -> str:
     return f"{model['name']}: {', '.join(parts)}, without the full score." if parts else ""
 
 
+def describe_counts(model: Mapping[str, Any]) -> str:
+    """Describe how many tokens prompts had by the counts of a server with an unknown tokenizer; empty without them."""
+    lengths: dict[int, list[int]] = {}
+    for cell in model["cells"]:
+        if "read" in cell:
+            room = model["forms"][cell["task"]]["room"]
+            lengths.setdefault(cell["length"], []).extend(count + room for count in cell["read"])
+    parts = [f"{length:,}: {min(counts):,} to {max(counts):,}" for length, counts in sorted(lengths.items())]
+    reason = "The tokenizer is unknown, so lengths follow the counts of the server"
+    return f"{reason}. Tokens of prompts with the room for answers: {', '.join(parts)}." if parts else ""
+
+
 def suggest_room(model: Mapping[str, Any]) -> str:
     """Return an option with more room for answers that were cut."""
     room = max((form["room"] for form in (model.get("forms") or {}).values()), default=0)

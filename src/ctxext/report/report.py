@@ -218,6 +218,7 @@ def _count_cells(settings: dict[str, Any], records: Sequence[Record]) -> list[di
         }
         correct = sum(right for _, right in sorted(answers.items()))
         low, high = wilson_interval(correct, len(answers))
+        read = [count for record in group for count in record.get("read", ())]
         cells.append(
             {
                 "task": task,
@@ -230,6 +231,7 @@ def _count_cells(settings: dict[str, Any], records: Sequence[Record]) -> list[di
                 "high": high,
                 "texts": _count_texts(answers, texts),
                 **({"cut": cut} if (cut := sum(sum(record.get("cut", ())) for record in group)) else {}),
+                **({"read": [min(read), max(read)]} if read else {}),
                 **({"groups": by_group} if by_group else {}),
                 "seconds": round(math.fsum(record["seconds"] for record in group), 3),
             }

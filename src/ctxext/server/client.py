@@ -284,6 +284,10 @@ class Server:
         """Whether the server has chat completions only."""
         return self._negotiation.form.is_chat
 
+    def use_chat(self) -> None:
+        """Send prompts as messages, although the server may also have completions."""
+        self._negotiation.use_chat()
+
     @property
     def is_greedy(self) -> bool:
         """Whether the server accepts temperature 0."""

@@ -15,7 +15,9 @@ _TOP = 5
 """Alternatives per token: OpenAI's limit for completions, which all servers support."""
 _ADAPTABLE = (400, 404, 405, 415, 422, 500, 501)
 """Statuses of requests that may succeed in another form."""
-_NO_PATH = (404, 405, 501)
+NO_PATH = (404, 405, 501)
+"""Statuses of a path that a server does not have."""
+
 
 _LOGPROBS: tuple[Mapping[str, Any], ...] = (
     {"logprobs": _TOP, "return_tokens_as_token_ids": True},
@@ -124,7 +126,7 @@ class Form:
 
     def find_weaker(self, status: int, request: Request) -> "Form | None":
         """Return the next form to try after a refusal that names no argument; None after the last one."""
-        if status in _NO_PATH:
+        if status in NO_PATH:
             return None if self.is_chat else Form(is_chat=True, takes_ids=False)
         last = len(self.logprobs_forms) - 1
         if request.logprobs and self.logprobs == 0:
@@ -154,6 +156,11 @@ class Negotiation:
         self.form = Form()
         self._is_settled = False
 
+    def use_chat(self) -> None:
+        """Begin with chat completions, for prompts that are no continuations."""
+        if not self.form.is_chat:
+            self.form, self._is_settled = Form(is_chat=True, takes_ids=False), False
+
     def complete(self, ask: Callable[[Form], Completion], request: Request) -> Completion:
         """Return the answer to a request, the first one in the best form that the server accepts.
 
@@ -178,7 +185,7 @@ class Negotiation:
                 if error.status not in _ADAPTABLE:
                     raise (unnamed[0][1] if unnamed else error) from None
                 # A failure of the server (500) or a missing path refuses no argument, even if its message names one.
-                is_refusal = error.status < 500 and error.status not in _NO_PATH
+                is_refusal = error.status < 500 and error.status not in NO_PATH
                 if is_refusal and (name := form.find_refused(error.words, request)):
                     form = form.drop(name)
                     continue
