@@ -10,7 +10,8 @@ from transformers import get_scheduler
 
 from ctxext.api import TrainingOptions, convert, verify
 from ctxext.errors import CtxextError
-from ctxext.finetune import prepare, step_costs
+from ctxext.finetune import prepare, step_costs, trainer
+from ctxext.finetune.base import open_model
 from ctxext.finetune.documents import Document
 from ctxext.finetune.dry_run import plan_training
 from ctxext.finetune.options import presets
@@ -70,6 +71,13 @@ def test_stages_are_read_from_lists_and_json():
 def test_wrong_stages_are_refused(changes, message):
     with pytest.raises(CtxextError, match=message):
         staged(**changes)
+
+
+def test_a_method_without_a_factor_is_refused_with_the_command_that_converts_first():
+    options = staged(method="mspoe", factor=2.0)
+    with pytest.raises(CtxextError, match="--method mspoe does not extend the context") as raised:
+        open_model("demo", options, None, None)
+    assert "ctxext convert demo BASE --method yarn --factor 2 --method mspoe" in raised.value.hint
 
 
 @pytest.mark.parametrize(("steps", "shares"), [(16, [6, 4, 6]), (8, [3, 2, 3]), (4, [2, 1, 1]), (1, [1, 1, 1])])
@@ -142,6 +150,29 @@ def test_a_staged_run_resumed_in_each_stage_has_the_same_weights(base, tmp_path)
         tune(base, tmp_path / "other", staged(), progress=stop_after(4))
     with pytest.raises(CtxextError, match="stages"):
         tune(base, tmp_path / "other", staged(stages=STAGES[:2]), resume=True)
+
+
+def list_saves(out):
+    return {path.name for path in training_folder(out).glob("checkpoint-*")}
+
+
+def test_the_end_of_each_stage_is_saved(base, tmp_path):
+    for stop, saved in ((4, "checkpoint-3"), (6, "checkpoint-5")):
+        with pytest.raises(Stopped):
+            tune(base, tmp_path / f"{stop}", staged(save_every=100), progress=stop_after(stop))
+        assert saved in list_saves(tmp_path / f"{stop}")
+
+
+def test_a_run_of_long_steps_is_saved_by_time(base, tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer, "_SECONDS_BETWEEN", 0.0)
+    monkeypatch.setattr(trainer, "_RATIO", 0)
+    with pytest.raises(Stopped):
+        tune(base, tmp_path / "out", change(steps=6, save_every=100), progress=stop_after(3))
+    assert "checkpoint-2" in list_saves(tmp_path / "out")
+    monkeypatch.setattr(trainer, "_RATIO", 10**6)
+    with pytest.raises(Stopped):
+        tune(base, tmp_path / "rare", change(steps=6, save_every=100), progress=stop_after(5))
+    assert len(list_saves(tmp_path / "rare")) == 1, "a save that takes long is not repeated soon"
 
 
 def test_activations_are_recomputed_only_in_the_stages_that_ask_for_it(base, tmp_path, monkeypatch):

@@ -145,7 +145,7 @@ def open_model(
         revision=revision,
         token=token,
         original_length=options.original_length,
-        recipe=_make_recipe(options),
+        recipe=_make_recipe(model, options),
     )
     check_fits(base, restart=options.pack == "restart", keep_short=options.keep_short)
     encoding, family = base.model.encoding, base.model.family
@@ -157,11 +157,18 @@ def open_model(
     )
 
 
-def _make_recipe(options: TrainingOptions) -> Recipe | None:
-    """Return the recipe of --method, or None if it is not set."""
+def _make_recipe(model: str, options: TrainingOptions) -> Recipe | None:
+    """Return the recipe of --method for a model, or None if it is not set; raise if its factor does not apply."""
     if options.method is None:
         return None
     takes_factor = any(field.name == "factor" for field in dataclasses.fields(method_named(options.method)))
+    if options.factor and not takes_factor:
+        # A preset may have set the factor.
+        raise CtxextError(
+            f"--method {options.method} does not extend the context, so it has no factor of {options.factor:g}.",
+            hint=f"Convert first, then train BASE: ctxext convert {shlex.quote(model)} BASE --method yarn --factor "
+            f"{options.factor:g} --method {options.method}",
+        )
     factor = options.factor or (_FACTOR if takes_factor else None)
     entry = {"method": options.method, **({"factor": factor} if factor else {})}
     return Recipe([step_from_dict(entry, "--method")])

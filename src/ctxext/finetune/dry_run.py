@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from ctxext.files.processes import total_memory
+from ctxext.files.processes import return_blocks, total_memory
 from ctxext.finetune.base import open_model
 from ctxext.finetune.data import DataReport
 from ctxext.finetune.documents import DocumentReader
 from ctxext.finetune.options import MASKED_SHARE, Reporter, TrainingOptions
 from ctxext.finetune.prepare import count_tokens, prepare
-from ctxext.finetune.step_costs import Cost, StepMeasurements, choose_lengths, measure_stages, return_blocks
+from ctxext.finetune.step_costs import Cost, StepMeasurements, choose_lengths, measure_stages
 
 _REMEDIES: tuple[tuple[Callable[[TrainingOptions], bool], str], ...] = (
     (lambda options: options.micro_batch > 1, "--micro-batch 1: one sequence at a time"),
@@ -126,6 +126,7 @@ def plan_training(
     reporter: Reporter | None = None,
 ) -> Plan:
     """Read the data, run a few short steps, and estimate the cost of the training; write nothing."""
+    return_blocks()
     reporter = reporter or Reporter()
     base, options = open_model(model, options, revision, token)
     with tempfile.TemporaryDirectory(prefix="ctxext-dry-run-") as folder:
@@ -140,8 +141,6 @@ def plan_training(
         masked_share = MASKED_SHARE if base.is_masked else 1.0
         cost = Cost(prepared.model, options, learned_share=masked_share * prepared.report.num_learned / num_tokens)
         reporter.report_stage(f"measuring two steps of {lengths[0]:,} tokens, then two of {lengths[1]:,}")
-        if prepared.precision.device.type == "cpu":
-            return_blocks()
         world = prepared.arguments.world_size
         setup = {"inputs": prepared.inputs, "precision": prepared.precision, "world": world, "folder": Path(folder)}
         measured = measure_stages(prepared.model, options, lengths, cost, **setup)

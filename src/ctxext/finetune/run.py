@@ -27,7 +27,7 @@ from ctxext.files.output_directory import (
     staging_directory,
 )
 from ctxext.files.packages import is_installed, require
-from ctxext.files.processes import rank
+from ctxext.files.processes import rank, return_blocks
 from ctxext.files.resuming import check_same_settings
 from ctxext.files.schemas import read_json_object
 from ctxext.finetune.base import Base, open_model
@@ -135,6 +135,7 @@ def finetune(
     """
     for package in ("datasets", "peft"):
         require(package, "Training")
+    return_blocks()
     chosen = to_training_data(data)
     held_out = None if eval_data is None else to_training_data(eval_data, split=None)
     readers = make_readers(chosen, options), held_out.reader(options) if held_out else None

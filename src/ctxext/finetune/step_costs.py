@@ -3,12 +3,8 @@
 Steps at two short lengths are measured.
 """
 
-import contextlib
-import ctypes
 import dataclasses
 import math
-import os
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +32,6 @@ _STEPS = 2
 """Steps at each length: the first also creates the optimizer's state."""
 _LOGIT_BYTES = 12
 """Bytes per logit during the loss of a piece: the logit, its score and its gradient."""
-_MMAP_THRESHOLD, _BLOCK = -3, 1 << 20
 _MINUTE = 60
 
 
@@ -178,17 +173,6 @@ def measure_steps(
     return StepMeasurements(
         lengths, (max(clock.peaks[:_STEPS]), max(clock.peaks[_STEPS:])), before, min(clock.seconds[_STEPS:])
     )
-
-
-def return_blocks() -> None:
-    """Make glibc return blocks of 1 MiB or more to the kernel, unless the environment sets MALLOC_ variables.
-
-    By default glibc keeps freed blocks below the largest freed one, up to 32 MiB: at short lengths it keeps blocks that
-    it returns at long ones.
-    """
-    if sys.platform == "linux" and not any(name.startswith("MALLOC_") for name in os.environ):
-        with contextlib.suppress(AttributeError):  # Other C libraries have no mallopt.
-            ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _BLOCK)
 
 
 def measure_stages(

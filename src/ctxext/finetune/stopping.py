@@ -78,10 +78,7 @@ class StopAfterStep(TrainerCallback):  # type: ignore[misc]
 
     def _is_stopping(self, args: Any) -> bool:
         """Return whether any process received a signal: it may reach one before the others."""
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            received = torch.tensor(self.received, device=args.device)
-            torch.distributed.all_reduce(received, op=torch.distributed.ReduceOp.MAX)
-            self.received = int(received)
+        self.received = largest_of_processes(self.received, args.device)
         return bool(self.received)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -94,6 +91,15 @@ class StopAfterStep(TrainerCallback):  # type: ignore[misc]
             raise Terminated
         if self.received and not is_complete:
             raise KeyboardInterrupt
+
+
+def largest_of_processes(number: int, device: torch.device) -> int:
+    """Return the largest of the numbers of all processes, the same in each."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return number
+    largest = torch.tensor(number, device=device)
+    torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX)
+    return int(largest)
 
 
 _REPLACEABLE: dict[int, tuple[Any, ...]] = {

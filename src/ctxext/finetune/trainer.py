@@ -3,6 +3,7 @@
 import atexit
 import dataclasses
 import functools
+import itertools
 import operator
 import time
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ with forbid_network():
     from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from ctxext.finetune.needle_probe import NeedleProbe
 from ctxext.finetune.step_log import STEPS, LiveLine
-from ctxext.finetune.stopping import StopAfterStep
+from ctxext.finetune.stopping import StopAfterStep, largest_of_processes
 
 
 class OrderedTrainer(Trainer):  # type: ignore[misc]
@@ -108,6 +109,35 @@ class StageChange(TrainerCallback):  # type: ignore[misc]
             model.gradient_checkpointing_disable()
 
 
+_SECONDS_BETWEEN, _RATIO = 600.0, 20
+"""Longest time between two saves, and its least ratio to the time of a save, so that large models also train."""
+
+
+class MoreSaves(TrainerCallback):  # type: ignore[misc]
+    """Callback that saves after each stage, and when a killed run would lose more than ten minutes."""
+
+    def __init__(self, options: TrainingOptions) -> None:
+        self._ends = {*itertools.accumulate(stage.num_steps for stage in options.each_stage)}
+        self._saved = self._began = time.monotonic()
+        self._took = 0.0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begin to count the time."""
+        self._saved = time.monotonic()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Save if a stage ends or the time is up in any process."""
+        self._began = time.monotonic()
+        is_late = self._began - self._saved >= max(_SECONDS_BETWEEN, _RATIO * self._took)
+        if largest_of_processes(is_late, args.device) or state.global_step in self._ends:
+            control.should_save = True
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Record the time of the save."""
+        self._saved = time.monotonic()
+        self._took = self._saved - self._began
+
+
 @dataclasses.dataclass(frozen=True)
 class Prepared:
     """Prepared inputs of a training run.
@@ -151,7 +181,7 @@ def train(prepared: Prepared, folder: Path, reporter: Reporter, last_save: Path 
     live = LiveLine(reporter, options, folder / STEPS, *prepared.measures)
     places = zip(stage_folders(folder, options), options.each_stage, strict=True)
     data = ConcatDataset[Tensors]([Sequences(place, stage, prepared.inputs) for place, stage in places])
-    callbacks = [live, stop := StopAfterStep(), StageChange(options)]
+    callbacks = [live, stop := StopAfterStep(), StageChange(options), MoreSaves(options)]
     trainer = OrderedTrainer(
         prepared.model, arguments, options, train_dataset=data, eval_dataset=held_out, callbacks=callbacks
     )

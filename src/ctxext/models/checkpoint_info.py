@@ -124,7 +124,7 @@ class GgufInfo(CheckpointInfo):
 
 @dataclass(frozen=True)
 class ServedInfo(CheckpointInfo):
-    """The context of a model on a server, of which nothing else is known; `checkpoint` is empty."""
+    """The context of a model on a server, about which nothing else is known; `checkpoint` is empty."""
 
     @property
     @override
