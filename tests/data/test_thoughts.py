@@ -5,11 +5,11 @@ import itertools
 import pytest
 
 from ctxext.data.encoding import Encoder, PromptForm
-from ctxext.data.thoughts import MARKS, find_open_thought, read_thoughts, remove_thoughts
+from ctxext.data.thoughts import MARKS, SHARED, find_open_thought, read_thoughts, remove_thoughts
 from ctxext.errors import CtxextError
 from hand_made import make_tokenizer
 
-PAIRS = [pair for pair in MARKS.items() if pair[1] != "<|end|>"]
+PAIRS = [pair for pair in MARKS.items() if pair[1] not in SHARED]
 THINK = {"<think>": "</think>"}
 
 
@@ -51,6 +51,14 @@ def test_the_messages_of_harmony():
     assert remove_thoughts(text, MARKS) == "It is 42.<|return|>"
     assert remove_thoughts(f"{begin}Is it 41?", MARKS) == ""
     assert remove_thoughts("It is 42.<|end|>", MARKS) == "It is 42.<|end|>"
+
+
+def test_the_channels_of_muse():
+    """Its messages name their recipient; the header of the first one begins in the prompt."""
+    text = " to=self<|message|>Is it 41?<|eom|><|start|>assistant to=user<|message|>It is 42.<|eot|>"
+    assert remove_thoughts(text, MARKS) == "It is 42.<|eot|>"
+    assert remove_thoughts(" to=self<|message|>Is it 41?", MARKS).strip() == ""
+    assert remove_thoughts("It is 42.<|eom|>", MARKS) == "It is 42.<|eom|>"
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,11 @@ def last_logits(loaded, questions, depths):
 
 
 @pytest.mark.parametrize("family", [*WINDOWS, *STATES])
+def test_prompts_share_a_cache_in_bf16_too(family):
+    assert sharing_works(build(family).eval().bfloat16())
+
+
+@pytest.mark.parametrize("family", [*WINDOWS, *STATES])
 @torch.inference_mode()
 def test_prompts_on_a_shared_cache_equal_whole_prompts(family, monkeypatch):
     monkeypatch.setattr(reading, "_PIECE", {"cpu": 64 if family in STATES else 7})
@@ -103,7 +108,7 @@ class Forgetful(torch.nn.Module):
 
     def __init__(self, model):
         super().__init__()
-        self.inner, self.config, self.device = model, model.config, model.device
+        self.inner, self.config, self.device, self.dtype = model, model.config, model.device, model.dtype
 
     def forward(self, input_ids, past_key_values=None, **options):
         for layer in getattr(past_key_values, "layers", ()):
@@ -113,9 +118,10 @@ class Forgetful(torch.nn.Module):
         return self.inner(input_ids=input_ids, past_key_values=past_key_values, **options)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", ["falcon_h1", "qwen3_next"])
-def test_a_state_that_begins_again_is_seen(family):
-    model = build(family).eval()
+def test_a_state_that_begins_again_is_seen(family, dtype):
+    model = build(family).eval().to(dtype)
     assert sharing_works(model)
     assert not sharing_works(Forgetful(model))
 

@@ -12,13 +12,14 @@ MARKS: Mapping[str, str] = {
     **{"[THINK]": "[/THINK]", "◁think▷": "◁/think▷", "<|START_THINKING|>": "<|END_THINKING|>"},
     **{"<|begin_of_thought|>": "<|end_of_thought|>", "<|inner_prefix|>": "<|inner_suffix|>"},
     **{"<|channel>thought": "<channel|>", "<|channel|>analysis<|message|>": "<|end|>"},
+    "to=self<|message|>": "<|eom|>",
 }
 """Marks of thoughts in published templates, each with its end."""
 
-_SHARED = frozenset({"<|end|>"})
+SHARED = frozenset({"<|end|>", "<|eom|>"})
 """Ends of thoughts that also end other messages."""
 
-_ANSWERS = ("<|channel|>final<|message|>", "<|START_RESPONSE|>")
+_ANSWERS = ("<|channel|>final<|message|>", "<|START_RESPONSE|>", "to=user<|message|>")
 """Marks of answers, after which nothing is a thought."""
 
 _SWITCHES = ("enable_thinking", "thinking")
@@ -53,7 +54,7 @@ def read_thoughts(tokenizer: Any) -> Thoughts:
     Without any mark in the template, all known ones are recognised, and the model is one that does not think.
     """
     template = read_template(tokenizer)
-    marks = {mark: end for mark, end in MARKS.items() if mark in template or (end in template and end not in _SHARED)}
+    marks = {mark: end for mark, end in MARKS.items() if mark in template or (end in template and end not in SHARED)}
     default, on, off = (
         render_chat(tokenizer, _MESSAGES, add_generation_prompt=True, **switch_thoughts(thinks))
         for thinks in (None, True, False)
@@ -82,7 +83,7 @@ def remove_thoughts(text: str, marks: Mapping[str, str], open_thought: str = "")
     for mark in _ANSWERS:
         if mark in text:
             return text.rpartition(mark)[2].lstrip()
-    ends = {end: mark for mark, end in marks.items() if end not in _SHARED}
+    ends = {end: mark for mark, end in marks.items() if end not in SHARED}
     kept, inside = list[str](), open_thought
     for part in _split_at(text, [*marks, *marks.values()]):
         if inside:

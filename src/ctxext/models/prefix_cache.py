@@ -13,6 +13,10 @@ from ctxext.verify.decoding_process import cache_argument, cache_of
 _LENGTH_DEPENDENT = ("dynamic", "longrope", "su")
 _PROBE_LENGTH, _PROBE_KEPT, _PROBE_EXTRA, _PROBE_COMPARED = 24, 12, 4, 2
 _TOLERANCE = 0.05
+_TOLERANCE_16 = 0.15
+"""Largest mean difference of cached numbers in 16 bits; by rounding alone, it is 0.03 in models of 18 to 30 layers."""
+_TIMES_ROUNDING = 4
+"""Largest difference of logits in 16 bits, relative to that of the same tokens in a longer prompt."""
 _GROWING = frozenset({"keys", "values"})
 """What a layer without a window keeps of every token."""
 _CHUNK = 64
@@ -210,10 +214,12 @@ def sharing_works(model: Any) -> bool:
     """Return whether a continued cache gives the results of the whole prompt, tested on a few tokens.
 
     The test compares the logits, and on average the tensors in the cache: a model may continue its attention, but begin
-    its states again.
+    its states again. In 16 bits, rounding alone moves logits by up to a third of their standard deviation. How far is
+    seen from the same tokens in a prompt of twice the length, which other kernels compute.
     """
     size = model.config.get_text_config(decoder=True).vocab_size
-    ids = (torch.arange(_PROBE_LENGTH, device=model.device)[None] * 7) % size
+    longer = (torch.arange(2 * _PROBE_LENGTH, device=model.device)[None] * 7) % size
+    ids = longer[:, :_PROBE_LENGTH]
     try:
         name, whole, parts = cache_argument(model), new_cache(model), new_cache(model)
         limit = limit_logits(model, _PROBE_COMPARED)  # Logits of a large vocabulary cost more than the layers.
@@ -231,15 +237,22 @@ def sharing_works(model: Any) -> bool:
         rest = model(input_ids=ids[:, _PROBE_KEPT:], **{name: parts.cache}, use_cache=True, **limit).logits
         rest = rest[:, -_PROBE_COMPARED:].float()
         kept = [*zip(_tensors(whole.cache), _tensors(parts.cache), strict=True)]
+        is_short = model.dtype in (torch.float16, torch.bfloat16)
+        allowed = _TOLERANCE * plain.std()
+        if is_short and (plain - rest).abs().max() > allowed:
+            limit = limit_logits(model, _PROBE_LENGTH + _PROBE_COMPARED)
+            same = model(input_ids=longer, use_cache=False, **limit).logits[:, :-_PROBE_LENGTH][:, -_PROBE_COMPARED:]
+            allowed = max(allowed, _TIMES_ROUNDING * (plain - same.float()).abs().max())
     except (LookupError, TypeError, ValueError, AttributeError, NotImplementedError, RuntimeError):
         return False
-    return bool((plain - rest).abs().max() <= _TOLERANCE * plain.std()) and all(
-        one.shape == other.shape and _is_alike(one.float(), other.float()) for one, other in kept
+    tolerance = _TOLERANCE_16 if is_short else _TOLERANCE
+    return bool((plain - rest).abs().max() <= allowed) and all(
+        one.shape == other.shape and _is_alike(one.float(), other.float(), tolerance) for one, other in kept
     )
 
 
-def _is_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return bool((one - other).abs().mean() <= _TOLERANCE * one.abs().mean())
+def _is_alike(one: torch.Tensor, other: torch.Tensor, tolerance: float) -> bool:
+    return bool((one - other).abs().mean() <= tolerance * one.abs().mean())
 
 
 def _tensors(cache: Any) -> list[torch.Tensor]:
