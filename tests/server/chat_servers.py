@@ -1,6 +1,6 @@
 """How servers that are not installed here answer chat completions: one entry each, read from their source or documents.
 
-A stand-in knows the answer to the question of a needle, and thinks first unless thoughts are switched off.
+A stand-in answers the question of a needle, and thinks first unless thoughts are switched off.
 """
 
 import json
@@ -16,8 +16,6 @@ TEMPLATE = (
     "{% if not enable_thinking|default(true) %}<think></think>{% endif %}"
 )
 """A template that thinks by default."""
-
-THOUGHT = "Perhaps it is 12345."
 
 
 @dataclass(frozen=True)
@@ -101,8 +99,8 @@ SERVERS = {
         unknown=(200, {"error": "Unexpected endpoint or method. (GET /props)"}),
     ),
     "SGLang": ChatServer(
-        source="sgl-project/sglang, 2026: python/sglang/srt/entrypoints/openai/protocol.py, usage_processor.py, "
-        "python/sglang/srt/managers/tokenizer_manager.py",
+        source="sglang 0.5.23: srt/entrypoints/openai/protocol.py, serving_base.py, usage_processor.py, "
+        "srt/entrypoints/http_server.py, srt/managers/tokenizer_manager.py",
         name="SGLang",
         version="0.5.23",
         model={"id": "chatty", "object": "model", "created": 1, "owned_by": "sglang", "root": "chatty", "parent": None},
@@ -155,14 +153,15 @@ class StandIn(Served):
     Args:
         server: The server.
         tokenizer: The tokenizer, with the template.
+        knows: Whether the answer is right. If not, the thought is.
         length: Its context length; None for no limit.
         cuts: Whether it cuts longer prompts instead of refusing them.
         chat_only: Whether it has chat completions only, as behind some proxies.
     """
 
-    def __init__(self, server: ChatServer, tokenizer: Any, **options: Any) -> None:
+    def __init__(self, server: ChatServer, tokenizer: Any, *, knows: bool = True, **options: Any) -> None:
         super().__init__(None, tokenizer, override=self._answer_path, **options)
-        self.server = server
+        self.server, self.knows = server, knows
         self.is_thinking: list[bool] = []
 
     def _answer_path(self, path: str) -> tuple[int, dict[str, str], bytes] | None:
@@ -196,11 +195,13 @@ class StandIn(Served):
             tokens = self.server.cuts[self.length]
         self.is_thinking.append(thinks)
         shown = messages[-1]["content"] if isinstance(messages[-1]["content"], str) else self.tokenizer.decode(ids)
-        message = {"role": "assistant", "content": f"It is {find_number(shown)}."}
+        right, wrong = f"It is {find_number(shown)}.", "Perhaps it is 12345."
+        thought, text = (wrong, right) if self.knows else (right, wrong)
+        message = {"role": "assistant", "content": text}
         if thinks and self.server.thoughts:
-            message[self.server.thoughts] = THOUGHT
+            message[self.server.thoughts] = thought
         elif thinks:
-            message["content"] = f"<think>{THOUGHT}</think>{message['content']}"
+            message["content"] = f"<think>{thought}</think>{text}"
         answer = {"message": message} if "messages" in content else {"text": message["content"]}
         usage = {"prompt_tokens": tokens, "completion_tokens": 9, "total_tokens": tokens + 9}
         return 200, {"choices": [{"index": 0, "finish_reason": "stop", **answer}], "usage": usage}

@@ -37,12 +37,14 @@ def list_sent(served, path="/v1/chat/completions"):
     return [content for sent, _, content in served.requests if sent == path][1:]
 
 
+@pytest.mark.parametrize("knows", [True, False])
 @pytest.mark.parametrize("name", SERVERS)
-def test_answers_in_chat(model, name):
+def test_answers_in_chat(model, name, knows):
+    """Thoughts are not scored."""
     folder, tokenizer = model
-    served = StandIn(SERVERS[name], tokenizer, chat_only=True)
+    served = StandIn(SERVERS[name], tokenizer, chat_only=True, knows=knows)
     entry = ask(folder, served)
-    assert [cell["correct"] for cell in entry["cells"]] == [1]
+    assert [cell["correct"] for cell in entry["cells"]] == [knows]
     assert entry["engine"] == f"{name} {SERVERS[name].version}".strip()
     assert entry["prompts"] == "messages"
     assert served.is_thinking[-1]
