@@ -232,6 +232,16 @@ def test_another_chat_template_is_no_fault(in_chat, check, monkeypatch, template
 
 
 @pytest.mark.thorough
+def test_completions_of_ollama_wrap_by_design(served, check):
+    models = json.dumps({"data": [{"id": "served:latest", "owned_by": "library"}]}).encode()
+    wrapping = served(takes_ids=False, template=("Human: ", " Assistant:"), has_logprobs=False)
+    wrapping.override = lambda path: (200, {}, models) if path == "/v1/models" else None
+    report = check(wrapping)
+    assert (report.server, report.status) == ("Ollama", UNDECIDED)
+    assert report.fix.startswith(("Use Ollama 0.12.11 or later", "Check that it serves these weights"))
+
+
+@pytest.mark.thorough
 def test_chat_without_log_probabilities(in_chat, check):
     report = check(in_chat(chat_only=True, has_logprobs=False))
     assert (report.status, report.basis) == (UNDECIDED, "generated text")

@@ -50,6 +50,9 @@ _NO_LOGPROBS = {
 }
 """How to get log-probabilities from a server with chat answers that may lack them."""
 
+_WRAP_COMPLETIONS = ("Ollama",)
+"""Servers with completions that wrap a text in the chat template by design, which is no fault."""
+
 _HAVE_COMPLETIONS = ("vLLM", "SGLang", "llama.cpp")
 """Servers with completions that continue text and return log-probabilities."""
 
@@ -100,10 +103,11 @@ def judge(
 ) -> ServerReport:
     """Return the report on a server from its answers to all prompts."""
     reading = _judge_chat(server, probes) or _judge_reading(checkpoint, server, probes, is_sampled=is_sampled)
-    if server.is_chat and reading.status == UNDECIDED and not reading.fix:
+    is_chat = server.is_chat or server.name in _WRAP_COMPLETIONS
+    if is_chat and reading.status == UNDECIDED and not reading.fix:
         reading = dataclasses.replace(reading, fix=_describe_chat(server, probes))
     findings = [
-        *([] if server.is_chat else _judge_template(probes, reading)),
+        *([] if is_chat else _judge_template(probes, reading)),
         *_judge_length(checkpoint, server, probes),
         *_judge_silence(checkpoint, server, probes),
         reading,
