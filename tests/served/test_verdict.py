@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import json
 import math
+import re
 
 import pytest
 import torch
@@ -172,6 +173,80 @@ def test_templates(folder, served, check, monkeypatch):
     known = dataclasses.replace(wrapping, tokenizer=chat.tokenizer, template=("<|user|>", "<|assistant|>"))
     report = check(known)
     assert (report.status, report.verdict[:36]) == (FAULT, "It wraps prompts in the chat templat")
+
+
+@pytest.fixture
+def in_chat(served, monkeypatch):
+    """Build a server with a chat template, which the checkpoint has too."""
+
+    def build(reading=CONVERTED, template=TEMPLATE, **options):
+        chat = served(reading, **options)
+        chat.tokenizer = copy.deepcopy(chat.tokenizer)
+        chat.tokenizer.chat_template = template
+        known = copy.deepcopy(chat.tokenizer)
+        known.chat_template = TEMPLATE
+        monkeypatch.setattr("ctxext.served.check.open_tokenizer", lambda *_, **__: known)
+        return chat
+
+    return build
+
+
+@pytest.mark.thorough
+def test_a_wrong_reading_in_chat(in_chat, check):
+    report = check(in_chat(UNMODIFIED, chat_only=True))
+    assert (report.status, report.verdict, report.basis) == (FAULT, f"It serves {UNMODIFIED}.", "log-probabilities")
+
+
+@pytest.mark.parametrize("wraps", [True, False])
+@pytest.mark.thorough
+def test_completions_that_cannot_be_compared(in_chat, check, wraps):
+    """Ollama's have the chat template, TGI's no log-probabilities; their chat completions have both in order."""
+    server = in_chat()
+    complete = server.complete
+
+    def answer(content):
+        if "messages" in content:
+            return complete(content)
+        if not isinstance(content["prompt"], str):
+            return 422, {"error": "prompt must be a string"}
+        server.template = ("<|user|>", "<|assistant|>") if wraps else ("", "")
+        result = complete({**content, "logprobs": None})
+        server.template = ("", "")
+        return result
+
+    server.complete = answer
+    report = check(server)
+    assert (report.status, report.verdict) == (SERVED, "It serves the checkpoint as converted.")
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, "<|system|>Be brief." + TEMPLATE])
+def test_another_chat_template_is_no_fault(in_chat, check, monkeypatch, template):
+    """A checkpoint without a template, or with another one than the server."""
+    server = in_chat(template=template, chat_only=True)
+    if template == TEMPLATE:
+        monkeypatch.undo()
+    report = check(server)
+    assert report.status == UNDECIDED
+    assert re.fullmatch(r"Its chat template has \d+ tokens more than that of the checkpoint.", report.verdict)
+    assert report.fix.startswith("Set the template of the checkpoint with --chat-template FILE, or add that of")
+
+
+@pytest.mark.thorough
+def test_completions_of_ollama_wrap_by_design(served, check):
+    models = json.dumps({"data": [{"id": "served:latest", "owned_by": "library"}]}).encode()
+    wrapping = served(takes_ids=False, template=("Human: ", " Assistant:"), has_logprobs=False)
+    wrapping.override = lambda path: (200, {}, models) if path == "/v1/models" else None
+    report = check(wrapping)
+    assert (report.server, report.status) == ("Ollama", UNDECIDED)
+    assert report.fix.startswith(("Use Ollama 0.12.11 or later", "Check that it serves these weights"))
+
+
+@pytest.mark.thorough
+def test_chat_without_log_probabilities(in_chat, check):
+    report = check(in_chat(chat_only=True, has_logprobs=False))
+    assert (report.status, report.basis) == (UNDECIDED, "generated text")
+    assert report.verdict.endswith("Generated text without log-probabilities does not distinguish them.")
+    assert report.fix.startswith("Give the address of vLLM itself, which also has /v1/completions")
 
 
 @pytest.mark.thorough

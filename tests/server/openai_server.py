@@ -92,7 +92,11 @@ class Served:
         choice: dict[str, Any] = {"index": 0, "finish_reason": "length"}
         text = self.tokenizer.decode(new)
         choice |= {"message": {"role": "assistant", "content": text}} if "messages" in content else {"text": text}
-        if self.has_logprobs and content.get("logprobs"):
+        if self.has_logprobs and content.get("logprobs") and "messages" in content:
+            name = "token_id:{}".format if content.get("return_tokens_as_token_ids") else self.tokenizer.decode
+            rows = [[{"token": name(token), "logprob": score} for token, score in row] for row in entries]
+            choice["logprobs"] = {"content": [{**row[0], "top_logprobs": row} for row in rows]}
+        elif self.has_logprobs and content.get("logprobs"):
             choice["logprobs"] = {
                 "tokens": [f"token_id:{row[0][0]}" for row in entries],
                 "token_logprobs": [row[0][1] for row in entries],

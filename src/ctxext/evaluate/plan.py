@@ -166,7 +166,8 @@ def _describe_server(loading: "Loading") -> ServedInfo:
     """Return what is known of the model of a server without its checkpoint, which gets messages from now on."""
     assert loading.server is not None
     server = loading.server.connection
-    server.use_chat()
+    if not server.is_chat:
+        server.use_completions(chat=True)
     return describe_served(server.model or "served", server.length)
 
 

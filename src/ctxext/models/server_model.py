@@ -15,13 +15,17 @@ from ctxext.errors import CtxextError
 from ctxext.models.checkpoint_info import CheckpointInfo
 from ctxext.models.model import LoadedModel, Loading, Written, load_tokenizer
 from ctxext.server.answers import Completion
-from ctxext.server.client import Server
+from ctxext.server.client import Server, ServerError, find_limit
 
 _CALLS_AT_ONCE = 4
 """Requests per thread between two saved results."""
 
 _LEAST_ESTIMATED = 0.85
 """Share of an estimated number of tokens that a server must have read; estimates are mostly within 0.05."""
+
+_LENGTH_HINT = "Raise its context length, or use shorter --lengths."
+_MOST_ADDED = 2
+"""Most tokens that a server without a template adds to a text: begin tokens."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +36,14 @@ class ServerModel(LoadedModel):
         num_concurrent: Number of concurrent requests.
         engine: The engine that was started for it; None for a server that was running.
         remark: A caution about this checkpoint in this engine; empty for none.
+        wraps: Whether the server puts the prompts of completions into a chat template.
     """
 
     model: Server
     num_concurrent: int = 1
     engine: Vllm | LlamaCpp | None = None
     remark: str = ""
+    wraps: bool = False
 
     def facts(self) -> dict[str, str]:
         """Return the settings of the model for the report; for a running server, dtype and device are unknown."""
@@ -74,12 +80,13 @@ class ServerModel(LoadedModel):
         """Generate all answers, with several requests at once, and prompts of a common prefix next to each other.
 
         Raises:
-            CtxextError: The server has chat completions only, but the prompts begin the answer.
+            CtxextError: The server takes messages only, but the prompts begin the answer.
         """
         if self.model.is_chat and not form.is_chat:
+            reason = "puts every prompt into a chat template" if self.wraps else "has chat completions only"
             raise CtxextError(
-                f"{self.model.label} has chat completions only, but these prompts begin the answer.",
-                hint="Add --prompt chat, or use a server with a /completions endpoint.",
+                f"{self.model.label} {reason}, but these prompts begin the answer.",
+                hint="Add --prompt chat, or use a server with a /completions endpoint that continues text.",
             )
         prompts = [question[depth] for question in questions for depth in depths]
         with ThreadPoolExecutor(self.num_concurrent) as threads:
@@ -104,15 +111,20 @@ class ServerModel(LoadedModel):
         start = encoder.get_start_tokens()
         bare = ids[len(start) :] if ids[: len(start)] == start else ids  # The server adds the begin tokens to text.
         text = tokenizer.decode(bare)
-        answer = self.model.complete(
-            ids,
-            text,
-            max_tokens=size,
-            logprobs=self.engine is not None,
-            messages=prompt.messages,
-            variables=switch_thoughts(form.thinks),
-            keeps_special=form.is_chat and self.encoder.needs_special_tokens,
-        )
+        try:
+            answer = self.model.complete(
+                ids,
+                text,
+                max_tokens=size,
+                logprobs=self.engine is not None,
+                messages=prompt.messages,
+                variables=switch_thoughts(form.thinks),
+                keeps_special=form.is_chat and self.encoder.needs_special_tokens,
+            )
+        except ServerError as error:
+            if find_limit(error, len(ids)) is None:
+                raise
+            raise CtxextError(error.message, hint=_LENGTH_HINT) from error
         if answer.is_empty:
             raise CtxextError(
                 f"The server generated no token after a prompt of {len(ids):,} tokens.",
@@ -163,20 +175,34 @@ def connect_model(info: CheckpointInfo, loading: Loading, lengths: Sequence[int]
     if server.length is not None and max(lengths) > server.length:
         raise CtxextError(
             f"The server supports {server.length:,} tokens, but a prompt length is {max(lengths):,}.",
-            hint="Raise its context length, or use shorter --lengths.",
+            hint=_LENGTH_HINT,
         )
     encoder = Encoder(load_tokenizer(info, loading), chat_template=loading.chat_template)
-    choose_form(server, encoder)
-    return ServerModel(info.name, server, encoder, False, num_concurrent=loading.server.num_concurrent)
+    wraps = choose_form(server, encoder)
+    return ServerModel(info.name, server, encoder, False, num_concurrent=loading.server.num_concurrent, wraps=wraps)
 
 
-def choose_form(server: Server, encoder: Encoder, *, logprobs: bool = False) -> None:
-    """Choose the form of requests by a first one, before several threads send requests."""
-    server.complete(
-        encoder.encode_document("One"),
-        "One",
-        max_tokens=1,
-        logprobs=logprobs,
-        variables=switch_thoughts(False),
-        keeps_special=encoder.needs_special_tokens,
-    )
+def choose_form(server: Server, encoder: Encoder, *, logprobs: bool = False) -> bool:
+    """Choose the form of requests by a first one, before several threads send requests.
+
+    Return whether the server puts the prompts of completions into a chat template, as Ollama does. Then the form is
+    that of chat completions, which use the template once.
+    """
+    ids = encoder.encode_document("One")
+
+    def complete() -> Completion:
+        return server.complete(
+            ids,
+            "One",
+            max_tokens=1,
+            logprobs=logprobs,
+            variables=switch_thoughts(False),
+            keeps_special=encoder.needs_special_tokens,
+        )
+
+    answer = complete()
+    if server.is_chat or (answer.prompt_tokens or 0) <= len(ids) + _MOST_ADDED:
+        return False
+    server.use_completions(chat=True)
+    complete()
+    return True

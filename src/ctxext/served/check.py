@@ -12,15 +12,15 @@ from typing import Any
 from ctxext.checkpoint.durations import cost_of, estimate_seconds
 from ctxext.checkpoint.loading import explain_loading_errors
 from ctxext.checkpoint.opening import Checkpoint
-from ctxext.data.encoding import Encoder, open_tokenizer
+from ctxext.data.encoding import Encoder, open_tokenizer, tokenize
 from ctxext.files.content import Progress
 from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.code.staging import stage_checkpoint
 from ctxext.recipes.model_config import model_config
-from ctxext.served.probes import TOKENS, Probe, Vocabulary, probes_of, send_probe
+from ctxext.served.probes import IN_TEMPLATE, TOKENS, Probe, Vocabulary, probes_of, send_probe
 from ctxext.served.readings import CONVERTED, CUT, list_cuts, load_reading, measure_errors, readings_of
 from ctxext.served.verdict import ServerReport, is_settled, judge
-from ctxext.server.client import Server, ServerTimeout
+from ctxext.server.client import Server, ServerError, ServerTimeout
 
 
 def check_server(
@@ -67,6 +67,8 @@ def check_server(
                 f"The server did not answer a prompt of {size} within {server.timeout:g} seconds; raise --timeout."
             )
             break
+        if not sent:
+            probe = probes[0] = _send_as_messages(server, probe, encoder, vocabulary)
         sent.append(probe)
     is_sampled = _is_sampled(server, sent[0])
     _compute(checkpoint, readings, sent, 60 * minutes, progress, foreign=foreign)
@@ -77,6 +79,26 @@ def check_server(
         size = f"{len(late[0].ids):,} tokens or more"
         notes.append(f"{minutes:g} minutes do not suffice for prompts of {size}; raise --minutes.")
     return judge(checkpoint, server, probes, notes, is_sampled=is_sampled)
+
+
+def _send_as_messages(server: Server, probe: Probe, encoder: Encoder, vocabulary: Vocabulary) -> Probe:
+    """Return the first prompt with an answer that can be compared, if chat completions have a better one.
+
+    The completions of some servers have no log-probabilities (TGI), or put prompts into the chat template (Ollama).
+    """
+    is_known = probe.form != IN_TEMPLATE and probe.evidence is not None and bool(probe.evidence.numbers)
+    if is_known or server.is_chat or not encoder.uses_chat or not probe.is_answered:
+        return probe
+    server.use_completions(chat=True)
+    other = Probe(probe.place, list(tokenize(encoder.tokenizer, probe.text)), probe.text)
+    try:
+        send_probe(server, other, encoder, vocabulary)
+    except ServerError:
+        other.evidence = None
+    if other.evidence and other.evidence.numbers and not other.num_added:
+        return other
+    server.use_completions(chat=False)
+    return probe
 
 
 def _compute(
@@ -95,6 +117,8 @@ def _compute(
     """
     trained = model_config(checkpoint.config).rotary.trained_length
     probes = [probe for probe in sent if probe.evidence is not None]
+    if not probes:
+        return
     began, passes, done = time.monotonic(), list[tuple[int, float]](), 0
     cost = cost_of(checkpoint.config)
     others = [name for name in readings if name != CONVERTED]

@@ -50,7 +50,7 @@ class Probe:
         read: The number of prompt tokens that the server reports; None if it reports none.
         is_cut: Whether that is less than the prompt.
         form: The form in which the server reads the prompt.
-        num_added: Number of tokens that the server adds in an unknown form.
+        num_added: Number of tokens that the server adds in an unknown form; negative if it reads fewer.
         evidence: The continuation; None without comparable tokens.
         errors: The server's log-probabilities minus those of a reading, for each generated token in nats, by reading.
     """
@@ -134,7 +134,8 @@ def send_probe(server: Server, probe: Probe, encoder: Encoder, vocabulary: "Voca
     _align(probe, encoder, is_chat=server.is_chat)
     evidence = vocabulary.read_evidence(probe, answer)
     is_comparable = any(evidence.numbers) if evidence.numbers else bool(evidence.chosen)
-    probe.evidence = evidence if is_comparable else None
+    is_unknown = server.is_chat and probe.num_added
+    probe.evidence = evidence if is_comparable and not is_unknown else None
 
 
 def _align(probe: Probe, encoder: Encoder, *, is_chat: bool) -> None:
@@ -152,7 +153,7 @@ def _align(probe: Probe, encoder: Encoder, *, is_chat: bool) -> None:
         if len(ids) == probe.read:
             probe.ids, probe.form = ids, AS_SENT if is_chat else form
             return
-    probe.num_added = max((probe.read or 0) - len(probe.ids), 0)
+    probe.num_added = probe.read - len(probe.ids) if probe.read is not None else 0
 
 
 def _render(encoder: Encoder, text: str) -> list[int]:

@@ -1,5 +1,6 @@
 """The verdict on a server: the reading of the checkpoint that fits its answers, and the setting that fixes a fault."""
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,29 @@ _LENGTH_FLAGS = {
     "Ollama": "OLLAMA_CONTEXT_LENGTH={}",
 }
 """The setting of the context length of each server."""
+
+_TEMPLATE_FLAGS = {
+    "vLLM": "--chat-template FILE",
+    "SGLang": "--chat-template FILE",
+    "llama.cpp": "--jinja --chat-template-file FILE",
+    "Ollama": "TEMPLATE in its Modelfile",
+    "LM Studio": "the prompt template in the settings of the model",
+    "TGI": "--tokenizer-config-path FILE",
+}
+"""The setting of the chat template of each server."""
+
+_NO_LOGPROBS = {
+    "TGI": "Start TGI with --max-top-n-tokens 5 or more.",
+    "Ollama": "Use Ollama 0.12.11 or later, which returns log-probabilities in chat.",
+    "LM Studio": "LM Studio returns no log-probabilities; serve the same file with llama-server.",
+}
+"""How to get log-probabilities from a server with chat answers that may lack them."""
+
+_WRAP_COMPLETIONS = ("Ollama",)
+"""Servers with completions that wrap a text in the chat template by design, which is no fault."""
+
+_HAVE_COMPLETIONS = ("vLLM", "SGLang", "llama.cpp")
+"""Servers with completions that continue text and return log-probabilities."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +102,12 @@ def judge(
     checkpoint: Checkpoint, server: Server, probes: Sequence[Probe], notes: Sequence[str], *, is_sampled: bool
 ) -> ServerReport:
     """Return the report on a server from its answers to all prompts."""
-    reading = _judge_reading(checkpoint, server, probes, is_sampled=is_sampled)
+    reading = _judge_chat(server, probes) or _judge_reading(checkpoint, server, probes, is_sampled=is_sampled)
+    is_chat = server.is_chat or server.name in _WRAP_COMPLETIONS
+    if is_chat and reading.status == UNDECIDED and not reading.fix:
+        reading = dataclasses.replace(reading, fix=_describe_chat(server, probes))
     findings = [
-        *_judge_template(probes, reading),
+        *([] if is_chat else _judge_template(probes, reading)),
         *_judge_length(checkpoint, server, probes),
         *_judge_silence(checkpoint, server, probes),
         reading,
@@ -111,6 +138,27 @@ def judge(
         probes=tuple(rows),
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _judge_chat(server: Server, probes: Sequence[Probe]) -> Finding | None:
+    """Return the finding on a server with another chat template than the checkpoint; None without a difference."""
+    added = next((probe.num_added for probe in probes if probe.is_answered and not probe.is_cut), 0)
+    if not server.is_chat or not added:
+        return None
+    size = f"{abs(added)} tokens {'more' if added > 0 else 'less'}"
+    setting = _TEMPLATE_FLAGS.get(server.name)
+    same = f"Set the template of the checkpoint with {setting}" if setting else "Serve the template of the checkpoint"
+    fix = f"{same}, or add that of the server to the checkpoint as chat_template.jinja."
+    return Finding(UNDECIDED, f"Its chat template has {size} than that of the checkpoint.", fix)
+
+
+def _describe_chat(server: Server, probes: Sequence[Probe]) -> str:
+    """Return how to compare a server that chat completions do not decide."""
+    if not _has_numbers(probes) and server.name in _NO_LOGPROBS:
+        return _NO_LOGPROBS[server.name]
+    if server.name in _HAVE_COMPLETIONS:
+        return f"Give the address of {server.name} itself, which also has /v1/completions, instead of that of a proxy."
+    return "Use a server with log-probabilities, or with /v1/completions that continues text."
 
 
 def _judge_reading(checkpoint: Checkpoint, server: Server, probes: Sequence[Probe], *, is_sampled: bool) -> Finding:
@@ -249,7 +297,7 @@ def _judge_template(probes: Sequence[Probe], reading: Finding) -> list[Finding]:
     fix = "Use a server or an endpoint that passes prompts on unchanged."
     if any(probe.form == IN_TEMPLATE for probe in probes):
         return [Finding(FAULT, "It wraps prompts in the chat template.", fix)]
-    added = {probe.num_added for probe in probes if probe.is_answered}
+    added = {max(probe.num_added, 0) for probe in probes if probe.is_answered}
     if reading.status == UNDECIDED and len(added) == 1 and (num_added := added.pop()):
         return [Finding(FAULT, f"It adds {num_added} tokens to each prompt, as a template does.", fix)]
     return []

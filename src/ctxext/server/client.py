@@ -41,7 +41,7 @@ from ctxext.server.answers import (
     is_cut,
     read_completion,
 )
-from ctxext.server.negotiation import Form, Negotiation, Request
+from ctxext.server.negotiation import CHAT, Form, Negotiation, Request
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -80,13 +80,19 @@ _HINTS = {401: _KEY_HINT, 403: _KEY_HINT, 404: _URL_HINT}
 """Hints by status."""
 _IDENTITIES = (
     ("props", ("llama.cpp", "build_info")),
+    ("server_info", ("SGLang", "version")),
     ("get_server_info", ("SGLang", "version")),
     ("api/version", ("Ollama", "version")),
+    ("info", ("TGI", "version")),
     ("version", ("vLLM", "version")),
 )
 """Paths that report a server: its name, and the key of its version."""
 _COMMON = ("version",)
 """Paths that other servers have too, read only if the list of models names the server."""
+
+_SWITCHED_BY_EFFORT = ("Ollama", "LM Studio")
+_EFFORTS = {True: "medium", False: "none"}
+"""Efforts of reasoning that switch thoughts on and off, for servers that ignore variables of the chat template."""
 
 _BLANK = re.compile(r"[\x00-\x20\x7f-\xa0\u2028-\u202e\u2066-\u2069]+")
 _LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
@@ -266,7 +272,7 @@ class Server:
             if version := answer.get(key):
                 self.name, self.version = name, self._tidy(version)[:40]
                 settings = answer.get("default_generation_settings") or {}
-                self.length = settings.get("n_ctx") or self.length
+                self.length = settings.get("n_ctx") or answer.get("max_total_tokens") or self.length
                 return
 
     @property
@@ -281,12 +287,12 @@ class Server:
 
     @property
     def is_chat(self) -> bool:
-        """Whether the server has chat completions only."""
+        """Whether prompts are sent as messages."""
         return self._negotiation.form.is_chat
 
-    def use_chat(self) -> None:
-        """Send prompts as messages, although the server may also have completions."""
-        self._negotiation.use_chat()
+    def use_completions(self, *, chat: bool) -> None:
+        """Choose the kind of completions; the next one chooses the form of requests again."""
+        self._negotiation.begin(CHAT if chat else Form())
 
     @property
     def is_greedy(self) -> bool:
@@ -323,7 +329,9 @@ class Server:
         from ctxext.server.http import Deadline
 
         deadline = Deadline(self.timeout)
-        request = Request(prompt, text, max_tokens, logprobs, messages, variables or {}, keeps_special)
+        thinks = any((variables or {}).values())
+        effort = _EFFORTS[thinks] if variables and self.name in _SWITCHED_BY_EFFORT else ""
+        request = Request(prompt, text, max_tokens, logprobs, messages, variables or {}, effort, keeps_special)
 
         def ask(form: Form) -> Completion:
             return self._complete(form.build(request), form, max_tokens, deadline)

@@ -26,9 +26,16 @@ _LOGPROBS: tuple[Mapping[str, Any], ...] = (
     {},
 )
 """The parameters for log-probabilities: vLLM's and OpenAI's for completions, and that of mlx_lm.server."""
-_CHAT_LOGPROBS: tuple[Mapping[str, Any], ...] = ({"logprobs": True, "top_logprobs": _TOP}, {"logprobs": True}, {})
+_CHAT_LOGPROBS: tuple[Mapping[str, Any], ...] = (
+    {"logprobs": True, "top_logprobs": _TOP, "return_tokens_as_token_ids": True},
+    {"logprobs": True, "top_logprobs": _TOP},
+    {"logprobs": True},
+    {},
+)
 _VARIABLES = "chat_template_kwargs"
-"""The argument of vLLM, SGLang and llama.cpp for variables of the chat template."""
+"""The argument of vLLM, SGLang, llama.cpp and mlx_lm.server for variables of the chat template."""
+_EFFORT = "reasoning_effort"
+"""The argument of Ollama and LM Studio that switches thoughts; they ignore variables."""
 _SPECIAL = "skip_special_tokens"
 """The argument of vLLM and SGLang to keep special tokens in a text."""
 _LENGTH_NAMES = ("max_tokens", "max_completion_tokens", "")
@@ -45,6 +52,7 @@ class Request:
         logprobs: Whether log-probabilities are requested.
         messages: The messages for chat completions; empty for one message with the text.
         variables: Variables of the chat template.
+        effort: Effort of reasoning; empty for the default.
         keeps_special: Whether the answer's text must contain special tokens, for completions.
     """
 
@@ -54,6 +62,7 @@ class Request:
     logprobs: bool = False
     messages: Sequence[Mapping[str, str]] = ()
     variables: Mapping[str, bool] = field(default_factory=dict)
+    effort: str = ""
     keeps_special: bool = False
 
 
@@ -96,9 +105,10 @@ class Form:
 
     def _list_more(self, request: Request) -> dict[str, Any]:
         """Return the arguments that only some requests have, and only some servers accept."""
-        if self.is_chat:
-            return {_VARIABLES: dict(request.variables)} if request.variables else {}
-        return {_SPECIAL: False} if request.keeps_special else {}
+        more: dict[str, Any] = {_VARIABLES: dict(request.variables), _EFFORT: request.effort}
+        if not self.is_chat:
+            more = {_SPECIAL: False} if request.keeps_special else {}
+        return {name: value for name, value in more.items() if value not in ({}, "")}
 
     def drop(self, name: str) -> "Form":
         """Return the next form without an argument."""
@@ -127,7 +137,7 @@ class Form:
     def find_weaker(self, status: int, request: Request) -> "Form | None":
         """Return the next form to try after a refusal that names no argument; None after the last one."""
         if status in NO_PATH:
-            return None if self.is_chat else Form(is_chat=True, takes_ids=False)
+            return None if self.is_chat else CHAT
         last = len(self.logprobs_forms) - 1
         if request.logprobs and self.logprobs == 0:
             return self.drop("logprobs")
@@ -142,7 +152,11 @@ class Form:
             return self.drop("temperature")
         if self.length == 0:
             return self.drop("length")
-        return None if self.is_chat or status >= 500 else Form(is_chat=True, takes_ids=False)
+        return None if self.is_chat or status >= 500 else CHAT
+
+
+CHAT = Form(is_chat=True, takes_ids=False)
+"""The best form of chat completions."""
 
 
 class Negotiation:
@@ -153,13 +167,11 @@ class Negotiation:
     """
 
     def __init__(self) -> None:
-        self.form = Form()
-        self._is_settled = False
+        self.begin(Form())
 
-    def use_chat(self) -> None:
-        """Begin with chat completions, for prompts that are no continuations."""
-        if not self.form.is_chat:
-            self.form, self._is_settled = Form(is_chat=True, takes_ids=False), False
+    def begin(self, form: Form) -> None:
+        """Begin the search with a form."""
+        self.form, self._is_settled = form, False
 
     def complete(self, ask: Callable[[Form], Completion], request: Request) -> Completion:
         """Return the answer to a request, the first one in the best form that the server accepts.

@@ -95,6 +95,7 @@ class _Identity(TypedDict, total=False):
     version: _Text
     build_info: _Text
     default_generation_settings: _Settings | None
+    max_total_tokens: Annotated[int, Field(gt=0, lt=2**40)] | None
 
 
 COMPLETION, MODELS, IDENTITY = TypeAdapter(_Completion), TypeAdapter(_Models), TypeAdapter(_Identity)
