@@ -13,7 +13,7 @@ from stand_ins import write_stand_ins
 
 COMMANDS = typer.main.get_command(app)
 OF_DOCS = [page for page in PAGES if page.is_relative_to(ROOT / "docs")]
-NEEDS = {"a GPU", "llama.cpp", "vLLM", "the network", "a large model", "sentence-transformers"}
+NEEDS = {"a GPU", "a server", "llama.cpp", "vLLM", "the network", "a large model", "sentence-transformers"}
 
 
 def parse(words, *, is_whole):

@@ -175,7 +175,7 @@ def test_the_command(run, chat_model, tmp_path):
     words = ("--lengths", "900", "--samples", "1", "--depths", "0,", "--out", tmp_path / "out", "--allow-beyond")
     with running(Served(*loaded, chat_only=True, reply=is_cut)) as url:
         result = run("eval", model, "--server", url, *words, "--reason", "300")
-        assert "More: --reason 4096." in " ".join(result.stderr.split())
+        assert "needs more tokens for answers: --reason 4096." in " ".join(result.stderr.split())
         assert "within" not in result.stderr, "thoughts are not scored"
         report = json.loads((tmp_path / "out" / "report.json").read_text())
         assert report["settings"]["reason"] == 300

@@ -147,8 +147,8 @@ def _print_report(report: "Report", out: Path, models: Sequence[str], output: Ou
         output.warning(f"Skipped {report['skipped_lines']} lines of {out} that are incomplete or from another run.")
     warn_of_thoughts(list_open_thoughts(report["models"]), output)
     for model in report["models"]:
-        if sentence := describe_cut(model):
-            output.warning(f"{sentence} More: {suggest_room(model)}.")
+        if describe_cut(model):
+            output.warning(f"{model['name']} needs more tokens for answers: {suggest_room(model)}.")
     for model in report["models"]:
         if model.get("mind"):
             output.warning(f"{model['name']} in {model['engine']}: {model['mind']}.")
