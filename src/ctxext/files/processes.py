@@ -20,6 +20,7 @@ _BOOT, _PROCESS_IDS = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/
 """Linux's id of each start, and of the namespace of process ids (pid_namespaces(7))."""
 _POLL = 0.1
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_LARGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 _MMAP_THRESHOLD, _BLOCK = -3, 1 << 20
 """The parameter of mallopt(3), and its value in bytes."""
 _PEAK = "5"
@@ -92,7 +93,8 @@ def return_blocks() -> None:
     memory again. Before torch is loaded, this also makes torch request large pages, so that new blocks cost less time.
     """
     if sys.platform == "linux" and not any(name.startswith("MALLOC_") for name in os.environ):
-        os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+        if _LARGE_PAGES not in os.environ:
+            os.putenv(_LARGE_PAGES, "1")  # For torch's library alone, which reads it once.
         with contextlib.suppress(AttributeError):  # Other C libraries have no mallopt.
             ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _BLOCK)
 

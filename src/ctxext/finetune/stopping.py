@@ -78,7 +78,7 @@ class StopAfterStep(TrainerCallback):  # type: ignore[misc]
 
     def _is_stopping(self, args: Any) -> bool:
         """Return whether any process received a signal: it may reach one before the others."""
-        self.received = largest_of_processes(self.received, args.device)
+        self.received = largest_of_processes(self.received, args)
         return bool(self.received)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -93,11 +93,11 @@ class StopAfterStep(TrainerCallback):  # type: ignore[misc]
             raise KeyboardInterrupt
 
 
-def largest_of_processes(number: int, device: torch.device) -> int:
-    """Return the largest of the numbers of all processes, the same in each."""
+def largest_of_processes(number: int, args: Any) -> int:
+    """Return the largest of the numbers of all processes of a training, the same in each."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return number
-    largest = torch.tensor(number, device=device)
+    largest = torch.tensor(number, device=args.device)
     torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX)
     return int(largest)
 

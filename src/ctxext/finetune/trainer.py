@@ -129,7 +129,7 @@ class MoreSaves(TrainerCallback):  # type: ignore[misc]
         """Save if a stage ends or the time is up in any process."""
         self._began = time.monotonic()
         is_late = self._began - self._saved >= max(_SECONDS_BETWEEN, _RATIO * self._took)
-        if largest_of_processes(is_late, args.device) or state.global_step in self._ends:
+        if largest_of_processes(is_late, args) or state.global_step in self._ends:
             control.should_save = True
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
