@@ -628,6 +628,7 @@ def test_an_engine_receives_prompts_without_answers():
         complete=complete, takes_ids=True, is_chat=False, measure_read=lambda *_, **__: None, cuts=lambda *_: False
     )
     encoder = SimpleNamespace(tokenizer=SimpleNamespace(decode=str), get_start_tokens=lambda: [1])
+    encoder.use_form = lambda _: encoder
     model = ServerModel("m", server, encoder, False, num_concurrent=2, engine=SimpleNamespace(has_text=False, name="e"))
     question = [Prompt([number, 2, 3, 4], number, ()) for number in (1, 3, 2)]
     written = [(depth, [answer.ids for answer in rows]) for depth, rows in model.write([question], [0, 2])]

@@ -93,6 +93,19 @@ def test_what_needs_the_checkpoint(tokenizer, server, settings, message):
     assert re.search(message, raised.value.message)
 
 
+def test_a_server_that_does_not_count_its_cache(tokenizer):
+    served = Served(None, tokenizer, reply=find_number)
+    complete = served.complete
+
+    def count_little(content):
+        status, answer = complete(content)
+        return status, {**answer, "usage": {"prompt_tokens": 9}}
+
+    served.complete = count_little
+    with running(served) as url, pytest.raises(CtxextError, match="counts only 9 tokens of a prompt of about 2,048"):
+        ask(url)
+
+
 def test_the_command(run, tokenizer, tmp_path):
     words = ("--lengths", "1500", "--samples", "1", "--depths", "0,", "--out", tmp_path / "out")
     with running(Served(None, tokenizer, reply=find_number)) as url:

@@ -51,7 +51,7 @@ def shares(words, task, length=None):
     model = LoadedModel("topical", Topical(words), Encoder(words), can_share=False, kind="encoder")
     model = LoadedModel(**{**vars(model), "pooler": Pooler(length=length)})
     questions = make_questions(task, model.encoder, LENGTH, range(16), SETTINGS)
-    answers = [sum(right) / len(right) for _, right, _ in task.score(model, questions, range(4), generate=False)]
+    answers = [sum(right) / len(right) for _, right, *_ in task.score(model, questions, range(4), generate=False)]
     return answers, model.model.rows
 
 

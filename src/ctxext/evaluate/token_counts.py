@@ -1,6 +1,5 @@
 """The size of the tokens of a server with an unknown tokenizer, from its counts of a task's text."""
 
-import random
 from collections.abc import Sequence
 
 from ctxext.data.encoding import Encoder
@@ -16,6 +15,9 @@ from ctxext.tasks.settings import Settings
 
 _SHORT = 2048
 """Length of the prompt to count, unless the task needs more: counting it takes little time."""
+
+_LARGEST_SIZE = 16.0
+"""Largest number of characters of a token that is possible; known tokenizers have three to five in texts."""
 
 _HINT = "Give the checkpoint that it serves, for its tokenizer: ctxext eval MODEL --server URL."
 
@@ -42,13 +44,17 @@ def estimate_tokens(
         length = min(lengths)
         check_fits(task, encoder, [length], settings)
     prompt = make_questions(task, encoder, length, range(1), settings)[0][0]
-    # Servers may count only what is not in their cache, so the text begins with a new number.
-    first, *others = prompt.messages
-    messages = [{**first, "content": f"{random.Random().random()} {first['content']}"}, *others]
     bare, least = EstimatedTokenizer(), [{"role": "user", "content": "One"}]
     rendered = bare.apply_chat_template(least, tokenize=False)
     overhead = max(_count(server, task, least) - len(bare(rendered)["input_ids"]), 0)
-    size = fit_size(bare.apply_chat_template(messages, tokenize=False), _count(server, task, messages) - overhead)
+    count = _count(server, task, prompt.messages)
+    size = fit_size(bare.apply_chat_template(prompt.messages, tokenize=False), count - overhead)
+    if size > _LARGEST_SIZE:
+        raise CtxextError(
+            f"The server at {server.host} counts only {count:,} tokens of a prompt of about {length:,}: it may not "
+            "count what is in its cache.",
+            hint=f"Clear its cache, for example by a restart. Or: {_HINT}",
+        )
     return EstimatedTokenizer(size, overhead)
 
 
