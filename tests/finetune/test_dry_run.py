@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -68,8 +69,14 @@ print(peak)
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs a peak that can be forgotten")
 @pytest.mark.thorough
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_the_peak_is_near_the_real_one(tmp_path, checkpointing):
-    """On a model with large activations, each measurement in a separate process."""
+@pytest.mark.parametrize("is_default", [False, True])
+def test_the_peak_is_near_the_real_one(tmp_path, checkpointing, is_default):
+    """On a model with large activations, each measurement in a separate process.
+
+    Both return to the system what they free. By default glibc keeps blocks below 1 MiB, most of those of a model this
+    small, so that the estimate is then a few percent higher.
+    """
+    returning = {} if is_default else {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
     wide = {"hidden_size": 256, "intermediate_size": 2048, "num_hidden_layers": 6, "vocab_size": 64}
     base = make_base(tmp_path, **wide, max_position_embeddings=256)
     peaks = []
@@ -77,7 +84,7 @@ def test_the_peak_is_near_the_real_one(tmp_path, checkpointing):
         filled = {"tests": str(TESTS), "base": str(base), "out": str(tmp_path / "out"), "dry": dry}
         script = REAL.format(**filled, checkpointing=checkpointing)
         command = [sys.executable, "-c", script]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        result = subprocess.run(command, env=os.environ | returning, capture_output=True, text=True, check=False)
         assert result.returncode == 0, result.stderr[-2000:]
         peaks.append(int(result.stdout.split()[-1]))
-    assert abs(peaks[0] / peaks[1] - 1) < 0.15, peaks
+    assert abs(peaks[0] / peaks[1] - 1) < (0.15 if is_default else 0.05), peaks

@@ -6,16 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ctxext.checkpoint.opening import is_source_of, open_checkpoint
+from ctxext.checkpoint.opening import Checkpoint, is_source_of, open_checkpoint
 from ctxext.data.texts import kinds_of_text
 from ctxext.errors import CtxextError
 from ctxext.evaluate.processes import Team
 from ctxext.gguf import is_gguf
 from ctxext.models.checkpoint_info import (
     CheckpointInfo,
-    GgufInfo,
+    GeneratorInfo,
     ServedInfo,
-    describe_served,
     info_of,
     open_gguf_infos,
     open_infos,
@@ -36,9 +35,6 @@ if TYPE_CHECKING:
 
 WORDS = {"causal": "causal language model", "masked": "masked language model", "encoder": "model without a head"}
 """Name of each kind of model in errors."""
-
-_WITHOUT_FILES = (GgufInfo, ServedInfo)
-"""Models that are not compared with their sources, as they have no checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +122,7 @@ def plans_of(infos: Sequence[CheckpointInfo], settings: Settings, loading: "Load
     plans = []
     for info in infos:
         encoder = Encoder(load_tokenizer(info, loading), chat_template=loading.chat_template)
-        tasks = tuple(_choose_form(task, info, encoder, lengths[info.name], settings, loading) for task in shared)
+        tasks = tuple(_use_form(task, info, encoder, lengths[info.name], settings, loading) for task in shared)
         # Positions beyond a table fail, and those of another model beyond its context length only lose quality.
         limit = None if settings.allow_beyond and not info.has_table else info.context_length
         sizes = [check_fits(task, encoder, lengths[info.name], settings, limit) for task in tasks]
@@ -140,7 +136,7 @@ def plans_of(infos: Sequence[CheckpointInfo], settings: Settings, loading: "Load
     return plans
 
 
-def _choose_form(
+def _use_form(
     task: RetrievalTask,
     info: CheckpointInfo,
     encoder: "Encoder",
@@ -168,7 +164,8 @@ def _describe_server(loading: "Loading") -> ServedInfo:
     server = loading.server.connection
     if not server.is_chat:
         server.use_completions(chat=True)
-    return describe_served(server.model or "served", server.length)
+    name = server.model or "served"
+    return ServedInfo(name, Checkpoint(name, Path(), {}), None, server.length)
 
 
 def _open(models: Sequence[str], loading: "Loading", original_length: int | None = None) -> list[CheckpointInfo]:
@@ -293,10 +290,10 @@ def _with_sources(infos: Sequence[CheckpointInfo], *, opens: bool) -> tuple[list
     named: list[CheckpointInfo] = []
     opened: list[CheckpointInfo] = []
     for info in infos:
-        if isinstance(info, _WITHOUT_FILES):
+        if isinstance(info, GeneratorInfo):
             named.append(info)
             continue
-        others = [entry for entry in (*infos, *opened) if entry is not info and not isinstance(entry, _WITHOUT_FILES)]
+        others = [entry for entry in (*infos, *opened) if entry is not info and not isinstance(entry, GeneratorInfo)]
         source = next((entry for entry in others if is_source_of(entry.checkpoint, info.checkpoint)), None)
         if source is None and opens:
             source = _open_source(info, {entry.name for entry in (*infos, *opened)})

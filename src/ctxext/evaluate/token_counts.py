@@ -16,7 +16,7 @@ from ctxext.tasks.settings import Settings
 _SHORT = 2048
 """Length of the prompt to count, unless the task needs more: counting it takes little time."""
 
-_LARGEST_SIZE = 16.0
+_MOST_CHARACTERS = 16.0
 """Largest number of characters of a token that is possible; known tokenizers have three to five in texts."""
 
 _HINT = "Give the checkpoint that it serves, for its tokenizer: ctxext eval MODEL --server URL."
@@ -49,7 +49,7 @@ def estimate_tokens(
     overhead = max(_count(server, task, least) - len(bare(rendered)["input_ids"]), 0)
     count = _count(server, task, prompt.messages)
     size = fit_size(bare.apply_chat_template(prompt.messages, tokenize=False), count - overhead)
-    if size > _LARGEST_SIZE:
+    if size > _MOST_CHARACTERS:
         raise CtxextError(
             f"The server at {server.host} counts only {count:,} tokens of a prompt of about {length:,}: it may not "
             "count what is in its cache.",

@@ -91,7 +91,22 @@ class CheckpointInfo:
 
 
 @dataclass(frozen=True)
-class GgufInfo(CheckpointInfo):
+class GeneratorInfo(CheckpointInfo):
+    """The context of a model that generates text and has no files of a checkpoint, nor a source to compare it with."""
+
+    @property
+    @override
+    def kind(self) -> str:
+        return "causal"
+
+    @cached_property
+    def pipeline(self) -> SentencePipeline | None:
+        """None, because it is not a sentence encoder."""
+        return None
+
+
+@dataclass(frozen=True)
+class GgufInfo(GeneratorInfo):
     """The context of a GGUF file, as specified by its header; `checkpoint` contains the header but no files.
 
     Attributes:
@@ -105,16 +120,6 @@ class GgufInfo(CheckpointInfo):
         """The file that llama.cpp opens."""
         return self.paths[0]
 
-    @property
-    @override
-    def kind(self) -> str:
-        return "causal"
-
-    @cached_property
-    def pipeline(self) -> SentencePipeline | None:
-        """None, because a GGUF file is not a sentence encoder."""
-        return None
-
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the file, or over the digests of all files."""
@@ -123,18 +128,8 @@ class GgufInfo(CheckpointInfo):
 
 
 @dataclass(frozen=True)
-class ServedInfo(CheckpointInfo):
+class ServedInfo(GeneratorInfo):
     """The context of a model on a server, about which nothing else is known; `checkpoint` is empty."""
-
-    @property
-    @override
-    def kind(self) -> str:
-        return "causal"
-
-    @cached_property
-    def pipeline(self) -> SentencePipeline | None:
-        """None, because it generates text."""
-        return None
 
     @cached_property
     def digest(self) -> str:
@@ -144,11 +139,6 @@ class ServedInfo(CheckpointInfo):
     @override
     def facts(self) -> dict[str, Any]:
         return {**super().facts(), "summary": "as served"}
-
-
-def describe_served(name: str, length: int | None) -> ServedInfo:
-    """Return what is known of a model on a server: its name, and the server's limit in tokens if it reports one."""
-    return ServedInfo(name, Checkpoint(name, Path(), {}), None, length)
 
 
 def open_gguf_infos(paths: Sequence[str], original_length: int | None = None) -> list[GgufInfo]:
