@@ -576,3 +576,14 @@ def test_a_result_and_its_base_answer_the_same_questions(run, tmp_path, monkeypa
     assert asked == [(["some", "out"], *questions, Path("out/evaluation"))]
     assert sealed == [(Path("out"), Path("out/evaluation"))], "the results are in the card"
     assert results == [{"merge": True, "report": {"models": [], "settings": {}}}, {"merge": False, "report": None}]
+
+
+def test_the_whole_context_is_evaluated_with_the_same_options(run, monkeypatch, tmp_path):
+    """The next step of a short evaluation repeats the command with the context length, and with a new folder."""
+    options = ["--task", "kv", "--kv-ids", "number", "--samples", "1", "--depths", "2"]
+    line = ["eval", "demo", "--lengths=256", *options, "--seed", "7"]
+    typed = [*line, "--out", str(tmp_path / "out"), "--overwrite"]
+    monkeypatch.setattr("sys.argv", ["ctxext", *typed])
+    (shown,) = [one for one in run(*typed).stderr.splitlines() if one.startswith("Evaluate the whole context: ")]
+    expected = ["ctxext", *[word for word in line if word != "--lengths=256"], "--lengths", "512"]
+    assert shlex.split(shown)[4:] == expected

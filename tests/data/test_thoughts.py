@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from ctxext.data.encoding import Encoder, PromptForm
-from ctxext.data.thoughts import MARKS, SHARED, find_open_thought, read_thoughts, remove_thoughts
+from ctxext.data.thoughts import MARKS, SHARED, find_open_thought, has_thoughts, read_thoughts, remove_thoughts
 from ctxext.errors import CtxextError
 from hand_made import make_tokenizer
 
@@ -42,6 +42,8 @@ def test_the_answer_is_what_is_outside_of_thoughts():
     assert len(cases) > 200
     for text, is_open, answer in cases:
         assert remove_thoughts(text, MARKS, is_open) == answer, text
+        thinks = any(words in text for words in ("41", "40", "And is it"))
+        assert has_thoughts(text, answer, MARKS) == thinks, text
 
 
 def test_the_messages_of_harmony():
@@ -49,6 +51,8 @@ def test_the_messages_of_harmony():
     begin = "<|channel|>analysis<|message|>"
     text = f"{begin}Is it 41?<|end|><|start|>assistant<|channel|>final<|message|>It is 42.<|return|>"
     assert remove_thoughts(text, MARKS) == "It is 42.<|return|>"
+    assert has_thoughts(text, "It is 42.<|return|>", MARKS)
+    assert not has_thoughts("<|channel|>final<|message|>It is 42.<|return|>", "It is 42.<|return|>", MARKS)
     assert remove_thoughts(f"{begin}Is it 41?", MARKS) == ""
     assert remove_thoughts("It is 42.<|end|>", MARKS) == "It is 42.<|end|>"
 

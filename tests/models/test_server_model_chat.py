@@ -56,6 +56,10 @@ def thinks_aloud(content):
     return {"content": f"12345 or {find_number(content)}?</think>\n\nIt is {find_number(content)}."}, "stop"
 
 
+def thinks_nothing(content):
+    return {"content": f"<think>\n\n</think>\n\nIt is {find_number(content)}."}, "stop"
+
+
 def is_cut(content):
     return {"content": f"Is it {find_number(content)}? Or"}, "length"
 
@@ -112,6 +116,21 @@ def test_thoughts_are_switched_by_variables_of_the_template(chat_model):
         with running(served) as url:
             ask(model, url, samples=1, **options)
         assert served.requests[-1][2]["chat_template_kwargs"] == variables
+
+
+@pytest.mark.parametrize(("reply", "count"), [(thinks_aloud, 4), (thinks_apart, 4), (knows, 0), (thinks_nothing, 0)])
+def test_thoughts_that_cannot_be_switched_off_are_counted(chat_model, reply, count, tmp_path):
+    """TGI has no switch, for example."""
+    model, loaded = chat_model(PLAIN)
+    with running(Served(*loaded, chat_only=True, reply=reply)) as url:
+        reports = [
+            ask(model, url, tmp_path / str(no_think), no_think=no_think, lengths=(900,)) for no_think in (True, False)
+        ]
+    (entry,) = reports[0]["models"]
+    sentence = f"{entry['name']}: 4 of 4 answers to needle have thoughts, although they are switched off."
+    assert sum(cell.get("thought", 0) for cell in entry["cells"]) == count
+    assert [sentence in findings(report) for report in reports] == [bool(count), False]
+    assert (sentence in render_page(reports[0])) == bool(count)
 
 
 def test_a_server_that_refuses_variables(chat_model):

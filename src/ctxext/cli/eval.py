@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ctxext.cli.options import takes_options
-from ctxext.cli.output import Output
+from ctxext.cli.output import Output, same_command
 from ctxext.cli.processes import Launch, resumable
 from ctxext.errors import CtxextError
 from ctxext.files.length import format_length
@@ -141,7 +141,7 @@ def _print_report(report: "Report", out: Path, models: Sequence[str], output: Ou
 
     from ctxext.cli.eval_tables import report_tables
     from ctxext.report.findings import findings
-    from ctxext.report.forms import describe_cut, suggest_room
+    from ctxext.report.forms import describe_cut, describe_thoughts, suggest_room
 
     if report.get("skipped_lines"):
         output.warning(f"Skipped {report['skipped_lines']} lines of {out} that are incomplete or from another run.")
@@ -149,6 +149,8 @@ def _print_report(report: "Report", out: Path, models: Sequence[str], output: Ou
     for model in report["models"]:
         if describe_cut(model):
             output.warning(f"{model['name']} needs more tokens for answers: {suggest_room(model)}.")
+        if describe_thoughts(model):
+            output.warning(f"--no-think has no effect on {model['name']}: it has no switch for thoughts that is known.")
     for model in report["models"]:
         if model.get("mind"):
             output.warning(f"{model['name']} in {model['engine']}: {model['mind']}.")
@@ -182,9 +184,9 @@ def _propose(report: "Report", source: str, output: Output) -> None:
         method = "yarn" if model["kind"] == "causal" else "table"
         output.next_step("ctxext", "convert", source, "--method", method, "--factor", 4, why="Extend it")
     elif longest < context_length:
-        tasks = ",".join(report["settings"]["tasks"])
-        words = ("--task", tasks, "--lengths", format_length(context_length))
-        output.next_step("ctxext", "eval", source, *words, why="Evaluate the whole context")
+        words = same_command("--lengths", format_length(context_length), without=("--lengths", "--out", "-o"))
+        words = [word for word in words if word not in ("--resume", "--overwrite")]
+        output.next_step(*words, why="Evaluate the whole context")
     else:
         target = format_length(max(longest, 2 * context_length))
         output.next_step("ctxext", "compare", source, "--target-length", target, why="Compare methods that extend it")

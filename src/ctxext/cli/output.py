@@ -9,7 +9,7 @@ import logging
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -204,14 +204,19 @@ def print_error(error: CtxextError) -> None:
         console.print(Text.assemble(("hint:  ", "cyan"), in_one_line(error.hint)))
 
 
-def same_command(*more: str) -> list[str]:
-    """Return the words of the current command without secrets, with the words of `more` at the end, each only once."""
+def same_command(*more: object, without: Collection[str] = ()) -> list[str]:
+    """Return the words of the current command without secrets, then those of `more`, each flag only once.
+
+    Args:
+        more: Flags, and their values.
+        without: Flags of options to omit with their values.
+    """
     words = [Path(sys.argv[0]).name, *sys.argv[1:]]
     if words[0] in ("__main__.py", "-m", "-c"):
         words[0] = "ctxext"
-    pairs = pairwise(["", *words])
-    words = [word for before, word in pairs if not {before, word.partition("=")[0]} & {*SECRET_FLAGS}]
-    return [*(word for word in words if word not in more), *more]
+    pairs, omitted, new = pairwise(["", *words]), {*SECRET_FLAGS, *without}, [str(word) for word in more]
+    words = [word for before, word in pairs if not {before, word.partition("=")[0]} & omitted]
+    return [*(word for word in words if not (word in new and word.startswith("-"))), *new]
 
 
 def resuming_command(*more: str) -> list[str]:

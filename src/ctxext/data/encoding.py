@@ -14,7 +14,14 @@ from typing import Any
 
 from ctxext.data.chat_template import render_chat
 from ctxext.data.estimated_tokens import EstimatedTokenizer
-from ctxext.data.thoughts import Thoughts, find_open_thought, read_thoughts, remove_thoughts, switch_thoughts
+from ctxext.data.thoughts import (
+    Thoughts,
+    find_open_thought,
+    has_thoughts,
+    read_thoughts,
+    remove_thoughts,
+    switch_thoughts,
+)
 from ctxext.data.turns import PLAIN_TURNS, TurnLayout, read_turn_layout
 from ctxext.errors import CtxextError
 from ctxext.redaction import shorten
@@ -306,6 +313,11 @@ class Encoder:
         for name in self._special_tokens:
             text = text.replace(name, "")
         return text
+
+    def has_thoughts(self, text: str, *, is_separate: bool = False) -> bool:
+        """Return whether a generated text has thoughts; arguments of `clean_answer`."""
+        marks = self.thoughts.marks
+        return has_thoughts(text, remove_thoughts(text, marks, "" if is_separate else self.open_thought), marks)
 
     @functools.cached_property
     def _special_tokens(self) -> set[str]:

@@ -98,6 +98,12 @@ def remove_thoughts(text: str, marks: Mapping[str, str], open_thought: str = "")
     return answer if answer == text else answer.lstrip()
 
 
+def has_thoughts(text: str, answer: str, marks: Mapping[str, str]) -> bool:
+    """Return whether a generated text has thoughts that are not empty; arguments and result of `remove_thoughts`."""
+    every = {*marks, *marks.values(), *_ANSWERS}
+    return "".join(part for part in _split_at(text, [*every]) if part not in every).strip() != answer.strip()
+
+
 def _split_at(text: str, marks: Sequence[str]) -> list[str]:
     """Return the marks in a text and the parts between them, in order; the longest mark first."""
     pattern = "|".join(map(re.escape, sorted(dict.fromkeys(marks), key=len, reverse=True)))

@@ -272,7 +272,7 @@ _SUM = _list(NUMBER, min_length=2, max_length=2)
 """A sum, and the number of its values."""
 
 
-_OF_SAMPLES = ("texts", "groups", "correct", "cut", "read", "loss", "tokens", "key_tokens", "of")
+_OF_SAMPLES = ("texts", "groups", "correct", "cut", "read", "thought", "loss", "tokens", "key_tokens", "of")
 """Keys of a record with an entry for each sample."""
 
 
@@ -294,7 +294,7 @@ RECORD = Schema(
         "depth": {"type": "float", "ge": 0, "le": 1},
         "seconds": {**NUMBER, "ge": 0},
         "samples": _list(_OFFSET, min_length=1),
-        **_all(_list(_OFFSET), "texts", "cut", "read", "tokens", "key_tokens", "of"),
+        **_all(_list(_OFFSET), "texts", "cut", "read", "thought", "tokens", "key_tokens", "of"),
         "groups": _list(_list(WORD)),
         "correct": _list({"type": "float", "ge": 0, "le": 1}),
         "loss": _list(NUMBER),

@@ -46,12 +46,14 @@ class Scored(NamedTuple):
         scores: Whether each answer is correct, or the share of correct parts.
         cut: Whether each wrong answer ended at the maximum number of tokens; empty if that is not meaningful.
         read: The number of tokens of each prompt that a server counted; empty if they are the prompts' own.
+        thought: Whether each answer has thoughts although they are switched off; empty if they are not.
     """
 
     depth: int
     scores: Sequence[float]
     cut: Sequence[bool] = ()
     read: Sequence[int] = ()
+    thought: Sequence[bool] = ()
 
 
 _GRADED_EACH = 128
@@ -285,7 +287,8 @@ def generate_graded(
         scores = [grade(new.read(encoder), prompt) for new, prompt in pairs]
         is_cut = [new.is_cut and score != 1 for (new, _), score in zip(pairs, scores, strict=True)]
         read = [new.read_tokens for new in rows if new.read_tokens is not None]
-        yield Scored(depth, scores, is_cut if form.is_chat else (), read if len(read) == len(rows) else ())
+        thought = [new.has_thoughts(encoder) for new in rows] if form.thinks is False else ()
+        yield Scored(depth, scores, is_cut if form.is_chat else (), read if len(read) == len(rows) else (), thought)
 
 
 def _write(

@@ -122,16 +122,22 @@ class Written(NamedTuple):
         is_cut: Whether it ended at the maximum number of tokens.
         text: Its text without thoughts, if a server returned them separately.
         read_tokens: The number of tokens of the prompt that a server counted; None if it is the prompt's own.
+        thinks: Whether a server returned thoughts.
     """
 
     ids: list[int]
     is_cut: bool
     text: str | None = None
     read_tokens: int | None = None
+    thinks: bool = False
 
     def read(self, encoder: Encoder) -> str:
         """Return the text, with an encoder of the form of the prompts."""
         return encoder.read_answer(self.ids) if self.text is None else self.text
+
+    def has_thoughts(self, encoder: Encoder) -> bool:
+        """Return whether the answer has thoughts, with an encoder of the form of the prompts."""
+        return self.thinks if self.text is not None else encoder.has_thoughts(encoder.tokenizer.decode(self.ids))
 
 
 @dataclass(frozen=True)

@@ -146,7 +146,8 @@ class ServerModel(LoadedModel):
                 return Written(new, answer.is_cut)
         if form.is_chat:
             answered = encoder.clean_answer(answer.text, is_separate=answer.has_thoughts)
-            return Written([], answer.is_cut, answered, read if is_estimated else None)
+            thinks = answer.has_thoughts or encoder.has_thoughts(answer.text, is_separate=answer.has_thoughts)
+            return Written([], answer.is_cut, answered, read if is_estimated else None, thinks)
         # Some servers remove the space before the answer.
         if answer.text.strip() == tokenizer.decode(expected).strip():
             return Written(expected, is_cut=False)

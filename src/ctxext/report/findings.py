@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ctxext.report.forms import describe_counts, describe_cut
+from ctxext.report.forms import describe_counts, describe_cut, describe_thoughts
 from ctxext.report.intervals import share_interval
 from ctxext.report.report import Report, tasks_of, texts_of
 from ctxext.tasks.registry import GROUPS, RETRIEVAL_TASKS
@@ -26,7 +26,7 @@ def findings(report: Report) -> list[str]:
     sentences = [_describe_retrieval(name, group, models) for name, group in complete.items()]
     sentences += [_describe_retrieval(task, (task,), models) for task in tasks if task not in pooled]
     verdict = report.get("comparison", {}).get("verdict", "")
-    answers = [describe(model) for model in models for describe in (describe_cut, describe_counts)]
+    answers = [describe(model) for model in models for describe in (describe_cut, describe_thoughts, describe_counts)]
     return [
         text for text in (verdict, *sentences, *answers, _describe_long_text(models), _describe_cost(models)) if text
     ]

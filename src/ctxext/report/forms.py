@@ -1,6 +1,6 @@
-"""Sentences about the form of prompts and about answers that were cut, for pages, cards and the terminal."""
+"""Sentences about the form of prompts, and answers that were cut or have thoughts, for pages, cards and terminal."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ctxext.tasks.forms import REASONING
@@ -29,16 +29,25 @@ def _describe(form: Mapping[str, Any] | None) -> str:
 
 def describe_cut(model: Mapping[str, Any]) -> str:
     """Describe how many answers of a model ended at their limit without the full score; empty if none did."""
-    counts = {}
-    for task, form in (model.get("forms") or {}).items():
-        cells = [cell for cell in model["cells"] if cell["task"] == task]
-        if cut := sum(cell.get("cut", 0) for cell in cells):
-            counts[task] = (cut, sum(cell["samples"] for cell in cells), form["room"])
     parts = [
-        f"{cut} of {samples} answers to {task} ended at the limit of {room:,} tokens"
-        for task, (cut, samples, room) in counts.items()
+        f"{count} of {samples} answers to {task} ended at the limit of {model['forms'][task]['room']:,} tokens"
+        for task, count, samples in _count_answers(model, "cut")
     ]
     return f"{model['name']}: {', '.join(parts)}, without the full score." if parts else ""
+
+
+def describe_thoughts(model: Mapping[str, Any]) -> str:
+    """Describe how many answers of a model have thoughts although they are switched off; empty if none has."""
+    parts = [f"{count} of {samples} answers to {task}" for task, count, samples in _count_answers(model, "thought")]
+    return f"{model['name']}: {', '.join(parts)} have thoughts, although they are switched off." if parts else ""
+
+
+def _count_answers(model: Mapping[str, Any], name: str) -> Iterator[tuple[str, int, int]]:
+    """Yield the name of each task with a form, the number of answers with a mark, and that of all, if any has it."""
+    for task in model.get("forms") or {}:
+        cells = [cell for cell in model["cells"] if cell["task"] == task]
+        if count := sum(cell.get(name, 0) for cell in cells):
+            yield task, count, sum(cell["samples"] for cell in cells)
 
 
 def describe_counts(model: Mapping[str, Any]) -> str:

@@ -230,7 +230,11 @@ def _count_cells(settings: dict[str, Any], records: Sequence[Record]) -> list[di
                 "low": low,
                 "high": high,
                 "texts": _count_texts(answers, texts),
-                **({"cut": cut} if (cut := sum(sum(record.get("cut", ())) for record in group)) else {}),
+                **{
+                    name: count
+                    for name in ("cut", "thought")
+                    if (count := sum(sum(record.get(name, ())) for record in group))
+                },
                 **({"read": [min(read), max(read)]} if read else {}),
                 **({"groups": by_group} if by_group else {}),
                 "seconds": round(math.fsum(record["seconds"] for record in group), 3),

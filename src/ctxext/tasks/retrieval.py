@@ -62,7 +62,9 @@ class RetrievalWork(Work):
         if not numbers:
             return
         questions = make_questions(self.task, loaded.encoder, self.length, self.samples, self.settings)
-        for number, correct, cut, read in self.task.score(loaded, questions, numbers, generate=self.settings.generate):
+        for number, correct, cut, read, thought in self.task.score(
+            loaded, questions, numbers, generate=self.settings.generate
+        ):
             texts = [self.task.number_text(sample) for sample in self.samples]
             groups = [list(question[number].groups) for question in questions]
             yield {
@@ -75,6 +77,7 @@ class RetrievalWork(Work):
                 "correct": [int(right) if right in (0, 1) else right for right in correct],
                 **({"cut": [*map(int, cut)]} if any(cut) else {}),
                 **({"read": [*read]} if read else {}),
+                **({"thought": [*map(int, thought)]} if any(thought) else {}),
             }
 
 
