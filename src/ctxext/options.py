@@ -154,6 +154,12 @@ def seed_option(**settings: Any) -> Any:
     return option(0, help="Random seed.", min=0, max=_LARGEST_SEED, invalid=invalid, **settings)
 
 
+def strength_option(**settings: Any) -> Any:
+    """Declare the field of the share of a training that is merged."""
+    text = "Share of the trained change that is merged: less of its effect, and of its cost on other text (WiSE-FT, "
+    return option(1.0, help=f"{text}arXiv 2109.01903).", above=0, max=1, metavar="SHARE", **settings)
+
+
 def option_of(field: "dataclasses.Field[Any]") -> Option:
     """Return the declaration of a field."""
     declared = field.metadata[_KEY]

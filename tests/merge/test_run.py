@@ -132,6 +132,41 @@ def test_a_separate_merge_gives_the_same_weights(base, tuned, tmp_path):
     assert config["rope_scaling"]["factor"] == config["rope_parameters"]["factor"] == 4.0
 
 
+@pytest.mark.parametrize("options", [{"train_norms": True, "train_embeddings": True}, {"full": True}])
+def test_a_share_of_the_change_lies_between_base_and_training(tmp_path, options):
+    """Matrices, norms and embeddings, also those that training unties (WiSE-FT, arXiv 2109.01903, equation 1)."""
+    base, out, part = make_base(tmp_path, tie_word_embeddings=True), tmp_path / "out", tmp_path / "part"
+    tune(base, out, change(**options))
+    tune(base, part, change(**options, strength=0.25))
+    first, last, between = (dict(load(folder).named_parameters()) for folder in (base, out, part))
+    assert first.keys() <= last.keys() == between.keys()
+    changed = 0
+    for name, tensor in between.items():
+        old = first.get(name, first["model.embed_tokens.weight"]).double()
+        expected = 0.75 * old + 0.25 * last[name].double()
+        assert (tensor.double() - expected).abs().max() <= 1e-6, name
+        changed += not torch.equal(tensor, old.float())
+    assert changed == len(between)
+    trained = out if options.get("full") else part / "adapter"  # The adapter has the whole change.
+    merge(str(base), trained, tmp_path / "again", strength=0.25)
+    assert (tmp_path / "again" / "model.safetensors").read_bytes() == (part / "model.safetensors").read_bytes()
+    for folder in (part, tmp_path / "again"):
+        assert json.loads((folder / "config.json").read_text())["ctxext"]["finetune"]["strength"] == 0.25
+        assert "strength" in (folder / "README.md").read_text()
+
+
+@pytest.mark.parametrize("strength", [0, -0.5, 1.01, float("nan")])
+def test_the_share_of_the_change_is_above_0_and_at_most_1(base, tmp_path, strength):
+    with pytest.raises(CtxextError, match="--strength must be"):
+        merge(str(base), tmp_path, tmp_path / "out", strength=strength)
+
+
+def test_an_adapter_without_a_merge_has_no_strength(base, tmp_path):
+    with pytest.raises(CtxextError, match=r"--strength .* cannot be combined with --no-merge"):
+        tune(base, tmp_path / "out", change(strength=0.5), merge=False)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.thorough
 def test_shards_stay_shards_and_hold_no_more_than_one_tensor(base, tuned, tmp_path):
     from transformers import AutoModelForCausalLM

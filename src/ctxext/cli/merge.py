@@ -7,7 +7,7 @@ import typer
 
 from ctxext.cli.options import SourceArgument, takes_options
 from ctxext.cli.output import NOT_WRITTEN, Output, done_line
-from ctxext.files.output_directory import OverwriteOptions
+from ctxext.merge.options import MergeOptions
 from ctxext.options import HubOptions
 
 
@@ -20,7 +20,7 @@ def merge(
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Output folder.")],
     *,
-    options: OverwriteOptions,
+    options: MergeOptions,
     hub: HubOptions,
     output: Output,
 ) -> None:

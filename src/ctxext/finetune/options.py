@@ -24,6 +24,7 @@ from ctxext.options import (
     original_length_option,
     seed_option,
     share_option,
+    strength_option,
     with_documented_options,
 )
 
@@ -33,7 +34,9 @@ _MOST_STEPS = 10_000_000
 """Maximum of steps; the plan of all steps is made before the first."""
 MASKED_SHARE = 0.15
 """Share of masked tokens in the training of an encoder."""
-CHANGEABLE = ("device", "save_every", "report_to", "steps", "micro_batch", "checkpointing", "piece", "keep_best")
+CHANGEABLE = (
+    *("device", "save_every", "report_to", "steps", "micro_batch", "checkpointing", "piece", "keep_best", "strength"),
+)
 """Options that may change when a run is resumed."""
 
 
@@ -140,6 +143,7 @@ class TrainingOptions:
     train_norms: bool = option(False, help="Also train the norms.", panel=_LORA, advanced=True)
     train_embeddings: bool = option(False, help="Also train the input embeddings.", panel=_LORA, advanced=True)
     full: bool = option(False, help="Train all weights, without LoRA.", panel=_LORA)
+    strength: float = strength_option(panel=_LORA, advanced=True)
 
     micro_batch: int = option(1, help="Sequences per device at a time.", panel=_LOOP, min=1)
     learning_rate: float | None = option(

@@ -145,6 +145,8 @@ def finetune(
         reporter.notify(f'"{model}" is already extended: --method {options.method} is not applied.')
     if options.full and not run.merge:
         raise CtxextError("--full has no adapter and cannot be combined with --no-merge.", hint="Remove --no-merge.")
+    if options.strength != 1 and not run.merge:
+        raise CtxextError("--strength is for the merge, so it cannot be combined with --no-merge.", hint="Remove one.")
     if options.keep_best and held_out is None:
         raise CtxextError("--keep-best needs evaluation data.", hint="Add --eval-data.")
     check_out(out, base.checkpoint.folder, run)
@@ -179,7 +181,8 @@ def finetune(
                 notes = _make_notes(base, result, named)
                 trained = folder / FINAL if options.full else work / ADAPTER
                 changes = read_changes(base.checkpoint, trained, is_adapter=not options.full)
-                write_merged(base.checkpoint, changes, work, notes=notes, progress=reporter.progress)
+                strength = result.options.strength
+                write_merged(base.checkpoint, changes, work, notes=notes, strength=strength, progress=reporter.progress)
             give_name(work, out, overwrite=run.replaces, deletable=deletable)
         discard(folder)
     return result
@@ -299,6 +302,7 @@ def _make_notes(base: Base, result: Finetuned, data: Mapping[str, Any]) -> dict[
         + (f", windows of {_join(stage.window for stage in stages)}" if stages[0].window else ""),
         "short_share": _join(stage.short_share for stage in stages),
         "keep_short": options.keep_short,
+        **({"strength": options.strength} if options.strength != 1 else {}),
         "seed": options.seed,
     }
 

@@ -30,9 +30,10 @@ from ctxext.converters.card import (
 from ctxext.converters.plan import cautions_of
 from ctxext.errors import CtxextError
 from ctxext.files.content import MANIFEST, Progress, as_json, copy_whole
-from ctxext.files.output_directory import OverwriteOptions, check_out, output_directory, records_training
+from ctxext.files.output_directory import check_out, output_directory, records_training
 from ctxext.files.schemas import read_json_object
 from ctxext.files.tensor_files import read_safetensors_header, rewrite
+from ctxext.merge.options import MergeOptions
 from ctxext.merge.tensors import (
     EXTRA_WEIGHTS,
     AdapterChanges,
@@ -117,14 +118,14 @@ class Merged:
     num_tensors: int
 
 
-@accepts_options(OverwriteOptions)
+@accepts_options(MergeOptions)
 @shows_progress("merging")
 def merge(
     model: str | Path,
     adapter: str | Path,
     out: str | Path,
     *,
-    options: OverwriteOptions,
+    options: MergeOptions,
     revision: str | None = None,
     token: str | None = None,
     progress: Progress | None = None,
@@ -135,7 +136,7 @@ def merge(
         model: A folder, a Hub id, or `demo`.
         adapter: The adapter's folder, as peft saves it, or the folder of a fully trained checkpoint.
         out: The folder to create.
-        options: Options for replacing OUT. Each field is also a keyword argument, as overwrite=True.
+        options: Options of the merge, and for replacing OUT. Each field is also a keyword argument, as strength=0.5.
         revision: A branch, tag or commit on the Hub.
         token: A Hub token.
         progress: Called with a label, bytes done and bytes in total. By default, a terminal or a notebook shows a
@@ -154,7 +155,8 @@ def merge(
     if not is_adapter:
         _check_is_training(checkpoint, open_checkpoint(adapter), shapes)
     changes = read_changes(checkpoint, adapter, is_adapter=is_adapter)
-    notes = {"adapter" if is_adapter else "tuned": adapter.resolve().name}
+    notes: dict[str, Any] = {"adapter" if is_adapter else "tuned": adapter.resolve().name}
+    notes |= {"strength": options.strength} if options.strength != 1 else {}
     out = out.resolve()
     with output_directory(out, [checkpoint.folder], options) as work:
         if is_adapter:
@@ -164,7 +166,7 @@ def merge(
                 path = adapter / name
                 if path.is_file() and not path.is_symlink():
                     copy_whole(path, work / ADAPTER / name)
-        write_merged(checkpoint, changes, work, notes=notes, progress=progress)
+        write_merged(checkpoint, changes, work, notes=notes, strength=options.strength, progress=progress)
     return Merged(out, len(changes.names), len(shapes))
 
 
@@ -270,6 +272,7 @@ def write_merged(
     work: Path,
     *,
     notes: Mapping[str, Any],
+    strength: float = 1.0,
     progress: Progress | None = None,
 ) -> None:
     """Write the merged checkpoint's files into a folder.
@@ -282,10 +285,11 @@ def write_merged(
         changes: The trained changes.
         work: The folder; existing files in it are kept.
         notes: Description of the training, written to config.json under `ctxext`.
+        strength: Share of the changes that is made.
         progress: Called with a label, bytes done and bytes in total.
     """
     headers = {path for path in checkpoint.weight_files if path.suffix == ".safetensors" and len(path.parts) == 1}
-    tensors = {path: list_changed_tensors(changes, checkpoint.folder / path) for path in sorted(headers)}
+    tensors = {path: list_changed_tensors(changes, checkpoint.folder / path, strength) for path in sorted(headers)}
     added = (tensor.size for listed in tensors.values() for tensor in listed if tensor.old_shape is None)
     total, begun = sum(map(checkpoint.size_of, headers)) + sum(added), 0
 

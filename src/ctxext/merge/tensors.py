@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -190,18 +191,28 @@ def check_type(name: str, dtype: str) -> None:
         raise CtxextError(f'Cannot merge into "{name}": it is stored as {dtype}.', hint=BEFORE_QUANTIZING)
 
 
-def list_changed_tensors(changes: Changes, origin: Path) -> list[NewTensor]:
-    """Return the trained tensors of a file of the base, and the output embeddings added to it."""
+def list_changed_tensors(changes: Changes, origin: Path, strength: float = 1.0) -> list[NewTensor]:
+    """Return the trained tensors of a file of the base, and the output embeddings added to it.
+
+    Args:
+        changes: The trained changes.
+        origin: The file.
+        strength: Share of each change that is made, up to 1: weights between those of the base and the trained ones
+            (WiSE-FT, arXiv 2109.01903, equation 1).
+    """
     header = read_safetensors_header(origin)
-    tensors = [_make_tensor(name, origin, entry, changes) for name, entry in header.items() if name in changes.names]
+    make = functools.partial(_make_tensor, origin=origin, changes=changes, strength=strength)
+    tensors = [make(name, entry=entry) for name, entry in header.items() if name in changes.names]
     return tensors + [
-        _make_tensor(head, origin, header[name], changes, copied=name)
+        make(head, entry=header[name], copied=name)
         for head, name in changes.untied.items()
         if name in header and head not in header
     ]
 
 
-def _make_tensor(name: str, origin: Path, entry: Mapping[str, Any], changes: Changes, *, copied: str = "") -> NewTensor:
+def _make_tensor(
+    name: str, *, origin: Path, entry: Mapping[str, Any], changes: Changes, strength: float, copied: str = ""
+) -> NewTensor:
     """Return a tensor with its new values; one that the file lacks starts as a copy of the tensor `copied`."""
     dtype, shape = entry["dtype"], tuple(entry["shape"])
 
@@ -214,9 +225,12 @@ def _make_tensor(name: str, origin: Path, entry: Mapping[str, Any], changes: Cha
             return
         check_type(name, dtype)
         stored = getattr(torch, TORCH_NAMES[dtype])
-        new = changes.compute(name, torch.frombuffer(bytearray(content), dtype=stored).reshape(shape))
+        old = torch.frombuffer(bytearray(content), dtype=stored).reshape(shape)
+        new = changes.compute(name, old)
         if new.shape != shape:
             raise CtxextError(f'"{name}" was trained as {tuple(new.shape)} but is stored as {shape}.')
+        if strength != 1:
+            new = torch.lerp(old.float(), new.float(), strength)
         new = new.to(stored)  # A finite number may overflow in the stored type.
         if not torch.isfinite(new).all():
             raise CtxextError(
