@@ -25,6 +25,7 @@ from ctxext.files.output_directory import OverwriteOptions
 from ctxext.finetune.documents import TrainingData
 from ctxext.finetune.options import RunOptions, TrainingOptions
 from ctxext.finetune.question_file import QuestionOptions
+from ctxext.merge.options import MergeOptions
 from ctxext.methods import MsPoE, Yarn
 from ctxext.models.model import Loading
 from ctxext.publish.upload_plan import PushOptions, UploadPlan
@@ -76,7 +77,7 @@ VERIFY = (
     *("verify", "out", "--against", "some", "--no-load", "--trust-remote-code", "--engine", "vllm"),
     *("--engine-args", '{"max_model_len": 64}', *HUB),
 )
-MERGE = ("merge", "some", "adapter", "out", "--overwrite", "--overwrite-anything", *HUB)
+MERGE = ("merge", "some", "adapter", "out", "--strength", "0.5", "--overwrite", "--overwrite-anything", *HUB)
 INSPECT = ("inspect", "some", "--original-length", "4k", *HUB)
 CONVERT = (
     *("convert", "some", "out", "-m", "mspoe", "--head-order", "calibrated", "--overwrite", "--overwrite-anything"),
@@ -99,7 +100,7 @@ TRAININGS = (
         **{"device": "cpu", "dtype": "bf16", "rate_floor": 0.1, "minutes": 3.0, "method": "yarn", "factor": 4.0},
     },
     {
-        **{"full": True, "keep_short": True, "stages_length": 1024, "stages_width": 64},
+        **{"full": True, "strength": 0.25, "keep_short": True, "stages_length": 1024, "stages_width": 64},
         "stages": ({"steps": 2, "learning_rate": 0.1}, {"steps": 3, "questions": 0.2}),
     },
 )
@@ -414,9 +415,9 @@ def test_merge(arrived):
     given, named = arrived(MERGE, "ctxext.merge.run.merge")
     assert callable(named.pop("progress"))
     assert given == ("some", Path("adapter"), Path("out"))
-    assert named == {**GIVEN, "options": OverwriteOptions(overwrite=True, overwrite_anything=True)}
+    assert named == {**GIVEN, "options": MergeOptions(strength=0.5, overwrite=True, overwrite_anything=True)}
     _, named = arrived((*MERGE[:4], "--overwrite"), "ctxext.merge.run.merge")
-    assert named["options"] == OverwriteOptions(overwrite=True)
+    assert named["options"] == MergeOptions(overwrite=True)
 
 
 def test_inspect(arrived):
