@@ -32,7 +32,13 @@ def make_training_arguments(
             f'Unknown --optimizer "{name}".',
             hint=f"Did you mean {near}?" if near else f"Choose {', '.join(known)}.",
         )
-    at_once = options.micro_batch * num_processes
+    size = options.sequence_parallel
+    if num_processes > 1 and num_processes % size:
+        raise CtxextError(
+            f"--sequence-parallel {size} needs a multiple of {size} processes, not {num_processes}.",
+            hint=f"Start them with: accelerate launch --num_processes {size} -m ctxext finetune …",
+        )
+    at_once = options.micro_batch * count_groups(options, num_processes)
     if options.batch_size % at_once:
         raise CtxextError(
             f"--batch-size {options.batch_size} cannot be split over {num_processes} processes with "
@@ -76,6 +82,14 @@ def make_training_arguments(
         ddp_find_unused_parameters=False,
         ddp_timeout=_PATIENCE,
     )
+
+
+def count_groups(options: TrainingOptions, num_processes: int) -> int:
+    """Return the number of groups of processes that each work on other sequences.
+
+    A single process has no others to share its sequences with: a dry run measures them whole.
+    """
+    return num_processes // options.sequence_parallel if num_processes > 1 else 1
 
 
 _PATIENCE = 24 * 3600

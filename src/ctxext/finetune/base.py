@@ -2,11 +2,13 @@
 
 import dataclasses
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ctxext.checkpoint.auto_class import CAUSAL, MASKED, auto_class
-from ctxext.checkpoint.families import read
+from ctxext.checkpoint.families import layer_types, read
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.converters.calibration import set_head_order
 from ctxext.converters.convert import convert
@@ -20,11 +22,14 @@ from ctxext.recipes.code.layout import depends_on_prompt
 from ctxext.recipes.code.method import CodeMethod
 from ctxext.recipes.code.own_code import needs_code, runs_only_own_code
 from ctxext.recipes.encodings.base import provenance
+from ctxext.recipes.encodings.rotary import Rotary
 from ctxext.recipes.model_config import ModelConfig, model_config
 from ctxext.recipes.recipe import Recipe, recipe_from_dict, step_from_dict
 from ctxext.recipes.registry import method_named
 
 _FACTOR = 2.0
+_PLAIN_TYPES = frozenset({"*", "attention", "full_attention", "global"})
+"""Names of layers that only attend, to the whole context and every token in it."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +140,44 @@ def check_fits(base: Base, *, restart: bool, keep_short: bool) -> None:
             raise CtxextError(f"{choice} needs a causal model{more}.", hint=hint)
 
 
+def check_split(base: Base, size: int) -> None:
+    """Raise if the model's sequences cannot be split over `size` processes; no weights are loaded.
+
+    Each process has all heads of some positions, and attention exchanges them for all positions of some heads. Other
+    layers that pass information between positions would begin anew in each process.
+    """
+    if size == 1:
+        return
+    config, family, encoding = base.model.config, base.model.family, base.model.encoding
+    num_heads = read(config, family, "num_attention_heads")
+    heads = (num_heads, read(config, family, "num_key_value_heads") or num_heads)
+    others = sorted({*layer_types(config, family)} - _PLAIN_TYPES)
+    methods = ", ".join(step["method"] for step in base.model.code.get("steps", ()))
+    schedule = encoding.parameters if isinstance(encoding, Rotary) else {}
+    by_length = schedule.get("rope_type") == "dynamic" or schedule.get("short_factor") != schedule.get("long_factor")
+    reasons = (
+        (base.is_masked, "encoders are not supported"),
+        (bool(base.model.code), f"the code of {methods or 'the checkpoint'} replaces the attention"),
+        (not isinstance(encoding, Rotary), "it does not have rotary position embeddings"),
+        (bool(others), f"it has layers of type {', '.join(others)}"),
+        (family.shared_rotary_key, "its heads share a key"),
+        (by_length, "its schedule depends on the number of tokens"),
+        (not _can_divide(heads, size), f"its {heads[0]} heads with {heads[1]} keys cannot be divided by {size}"),
+    )
+    if reason := next((reason for is_so, reason in reasons if is_so), None):
+        raise CtxextError(
+            f'--sequence-parallel {size} cannot split sequences of "{family.model_type}": {reason}.',
+            hint="Remove it. --positions pose trains on short windows that skip positions.",
+        )
+
+
+def _can_divide(heads: Sequence[Any], size: int) -> bool:
+    """Return whether processes can have equal numbers of heads, each of them with its key; keys may be repeated."""
+    if not all(isinstance(count, int) for count in heads):
+        return False  # Layers have different numbers of heads.
+    return bool(heads[0] % size == 0 and (heads[1] % size == 0 or size % heads[1] == 0))
+
+
 def open_model(
     model: str, options: TrainingOptions, revision: str | None, token: str | None
 ) -> tuple[Base, TrainingOptions]:
@@ -148,6 +191,7 @@ def open_model(
         recipe=_make_recipe(model, options),
     )
     check_fits(base, restart=options.pack == "restart", keep_short=options.keep_short)
+    check_split(base, options.sequence_parallel)
     encoding, family = base.model.encoding, base.model.family
     width = read(base.model.config, family, "hidden_size")
     return base, options.resolve(

@@ -154,6 +154,40 @@ class Sequences(Dataset[Tensors]):
         return list(range(len(starts)))
 
 
+class Parts(Dataset[Tensors]):
+    """Equal parts of sequences: entry i is part i % count of sequence i // count, so that each process gets its part.
+
+    The rows of an entry are joined, as their positions restart. Targets are shifted before the split, because those of
+    the last position are in the next part.
+
+    Args:
+        sequences: Entries with tensors of shape (rows, length).
+        count: The number of parts.
+    """
+
+    def __init__(self, sequences: Sequence[Tensors] | Dataset[Tensors], count: int) -> None:
+        self.sequences, self.count = sequences, count
+
+    def __len__(self) -> int:
+        return len(self.sequences) * self.count  # type: ignore[arg-type]
+
+    def __getitem__(self, index: int) -> Tensors:
+        """Return tensors of shape (1, rows × length / count), rounded up: the end of the last part is not learned."""
+        number, part = divmod(index, self.count)
+        whole = self.sequences[number]
+        targets = torch.nn.functional.pad(whole["labels"][:, 1:], (0, 1), value=IGNORED)
+        ids, targets, positions = (rows.flatten() for rows in (whole["input_ids"], targets, whole["position_ids"]))
+        size = -(-len(ids) // self.count)
+        missing = size * self.count - len(ids)
+        ids, targets = (
+            torch.nn.functional.pad(row, (0, missing), value=value) for row, value in ((ids, 0), (targets, IGNORED))
+        )
+        positions = torch.cat([positions, positions[-1] + 1 + torch.arange(missing)])
+        ids, targets, positions = (row[None, part * size :][:, :size] for row in (ids, targets, positions))
+        # The Trainer counts the learned tokens of a step from `shift_labels`, if there are `labels`.
+        return {"input_ids": ids, "labels": targets, "shift_labels": targets, "position_ids": positions}
+
+
 @functools.lru_cache(maxsize=8)
 def _draw_order(count: int, seed: str) -> "np.ndarray[Any, Any]":
     return np.random.default_rng(random.Random(seed).getrandbits(64)).permutation(count)

@@ -103,7 +103,10 @@ class Plan:
 def _plan_stage(stage: TrainingOptions, measured: StepMeasurements, cost: Cost, world: int) -> StagePlan:
     """Estimate the cost of a stage in some processes."""
     length, (per_step, seconds) = stage.sequence_length, measured.seconds_of(stage, cost, world)
-    return StagePlan(stage.num_steps, length, measured.peak_at(length, cost), per_step, seconds)
+    # A single process measured whole sequences.
+    parts = stage.sequence_parallel if world == 1 else 1
+    peak = measured.peak_at(-(-length // parts), cost)
+    return StagePlan(stage.num_steps, length, peak, per_step / parts, seconds / parts)
 
 
 def _available_memory(device: torch.device) -> int:

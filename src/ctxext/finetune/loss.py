@@ -82,6 +82,7 @@ def use_chunked_loss(
         input_ids: Any,
         labels: Any,
         num_items_in_batch: Any = None,
+        shift_labels: Any = None,
         **kwargs: Any,
     ) -> Any:
         with forbid_network():
@@ -89,7 +90,9 @@ def use_chunked_loss(
 
         arguments = {name: value for name, value in kwargs.items() if value is not None and name != "return_dict"}
         # The hidden state at a position predicts the next token; the last one predicts nothing.
-        targets = labels if is_masked else torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
+        targets = labels if is_masked else shift_labels  # Those of a part of a sequence are shifted before the split.
+        if targets is None:
+            targets = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
         mask = targets != IGNORED
         is_frozen = not any(parameter.requires_grad for parameter in head.parameters())
         states = head.read(input_ids, **arguments)

@@ -35,7 +35,8 @@ _MOST_STEPS = 10_000_000
 MASKED_SHARE = 0.15
 """Share of masked tokens in the training of an encoder."""
 CHANGEABLE = (
-    *("device", "save_every", "report_to", "steps", "micro_batch", "checkpointing", "piece", "keep_best", "strength"),
+    *("device", "save_every", "report_to", "steps", "micro_batch", "sequence_parallel", "checkpointing", "piece"),
+    *("keep_best", "strength"),
 )
 """Options that may change when a run is resumed."""
 
@@ -174,6 +175,14 @@ class TrainingOptions:
         panel=_LOOP,
         flags=("--checkpointing/--no-checkpointing",),
     )
+    sequence_parallel: int = option(
+        1,
+        help="Processes that share each sequence, started by a launcher (Ulysses, arXiv 2309.14509). Needs DeepSpeed.",
+        panel=_LOOP,
+        min=1,
+        max=MAX_COUNT,
+        advanced=True,
+    )
     seed: int = seed_option(panel=_LOOP)
     save_every: int = option(50, help="Steps between saves.", panel=_LOOP, min=1)
     keep_best: bool = option(False, help="Use the save with the lowest --eval-data loss.", panel=_LOOP, advanced=True)
@@ -287,6 +296,16 @@ class TrainingOptions:
             lambda options: options.stages and options.epochs,
             "--epochs cannot be combined with stages, which have --steps.",
             "Remove it, or the stages: --without stages.",
+        ),
+        Rule(
+            lambda options: options.sequence_parallel > 1 and options.micro_batch > 1,
+            "--sequence-parallel cannot be combined with --micro-batch {micro_batch}.",
+            "Remove --micro-batch: processes share one sequence at a time.",
+        ),
+        Rule(
+            lambda options: options.sequence_parallel > 1 and options.keep_short,
+            "--sequence-parallel cannot be combined with --keep-short.",
+            "Use --short-share to train on short sequences.",
         ),
         Rule(
             lambda options: options.stages and options.keep_short,

@@ -29,6 +29,7 @@ from ctxext.finetune.loss import PositionLosses, use_chunked_loss
 from ctxext.finetune.models import choose_precision, load_base, load_source
 from ctxext.finetune.needle_probe import NeedleProbe
 from ctxext.finetune.options import MASKED_SHARE, Reporter, TrainingOptions
+from ctxext.finetune.parallel import can_split, split_attention
 from ctxext.finetune.step_costs import fit_steps
 from ctxext.finetune.trainer import Prepared
 from ctxext.merge.tensors import add_shares, check_type, find_shares, find_stored_name, read_shapes
@@ -228,6 +229,15 @@ def prepare(
         counts = trained.get_nb_trainable_parameters()  # peft counts 4-bit weights unpacked.
     if merge and is_first:
         check_mergeable(base, trained)
+    if options.sequence_parallel > 1:
+        if not can_split(model):
+            raise CtxextError(
+                f'--sequence-parallel cannot split sequences of "{base.model.family.model_type}" with this version of '
+                "transformers: its layers do not read positions of other processes.",
+                hint="Remove it. --positions pose trains on short windows that skip positions.",
+            )
+        if num_processes() > 1:
+            split_attention(model, options.sequence_parallel)
     if options.minutes is not None:
         reporter.report_stage("measuring the time of a step")
         setup = {"inputs": inputs, "precision": precision, "world": num_processes(), "folder": folder}

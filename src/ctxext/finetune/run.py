@@ -27,7 +27,7 @@ from ctxext.files.output_directory import (
     staging_directory,
 )
 from ctxext.files.packages import is_installed, require
-from ctxext.files.processes import rank, return_blocks
+from ctxext.files.processes import num_processes, rank, return_blocks
 from ctxext.files.resuming import check_same_settings
 from ctxext.files.schemas import read_json_object
 from ctxext.finetune.base import Base, open_model
@@ -94,6 +94,26 @@ def make_readers(data: TrainingData, options: TrainingOptions) -> list[DocumentR
     return [data.reader(stage) for data, stage in zip(chosen, options.each_stage, strict=True)]
 
 
+def _check_shared(options: TrainingOptions, *, is_evaluated: bool) -> None:
+    """Raise if no other processes can share the sequences of --sequence-parallel."""
+    size = options.sequence_parallel
+    if size == 1:
+        return
+    if is_evaluated:
+        raise CtxextError(
+            f"--sequence-parallel {size} cannot be combined with --eval-data.", hint="Remove one of them."
+        )
+    if not is_installed("deepspeed"):
+        raise CtxextError(
+            "--sequence-parallel needs DeepSpeed, which is not installed.", hint="DS_BUILD_OPS=0 pip install deepspeed"
+        )
+    if num_processes() == 1:
+        raise CtxextError(
+            f"--sequence-parallel {size} needs a multiple of {size} processes, not 1.",
+            hint=f"Start them with: accelerate launch --num_processes {size} -m ctxext finetune …",
+        )
+
+
 def training_folder(out: Path) -> Path:
     """Return the folder of a run's saves and sequences, which is deleted when OUT is complete."""
     return out.parent / f"{short_name(out.name)}.training"
@@ -136,6 +156,7 @@ def finetune(
     for package in ("datasets", "peft"):
         require(package, "Training")
     return_blocks()
+    _check_shared(options, is_evaluated=eval_data is not None)
     chosen = to_training_data(data)
     held_out = None if eval_data is None else to_training_data(eval_data, split=None)
     readers = make_readers(chosen, options), held_out.reader(options) if held_out else None

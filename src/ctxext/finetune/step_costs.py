@@ -16,8 +16,8 @@ from ctxext.checkpoint.durations import count_work, estimate_seconds
 from ctxext.checkpoint.head import positions_at_once
 from ctxext.files.offline import forbid_network
 from ctxext.files.processes import forget_peak, peak_memory
-from ctxext.finetune.arguments import make_training_arguments
-from ctxext.finetune.batches import ModelInputs, Tensors
+from ctxext.finetune.arguments import count_groups, make_training_arguments
+from ctxext.finetune.batches import ModelInputs, Parts, Tensors
 from ctxext.finetune.loss import IGNORED
 from ctxext.finetune.models import Precision
 from ctxext.finetune.options import TrainingOptions
@@ -79,7 +79,8 @@ class StepMeasurements:
 
     def seconds_of(self, stage: TrainingOptions, cost: Cost, world: int) -> tuple[float, float]:
         """Estimate the time of a stage in some processes: of a step at the full length, and of all steps."""
-        full, rounds = stage.sequence_length, math.ceil(stage.batch_size / (world * stage.micro_batch))
+        at_once = stage.micro_batch * count_groups(stage, world)
+        full, rounds = stage.sequence_length, math.ceil(stage.batch_size / at_once)
         lengths = [stage.length_of_step(step) for step in range(stage.num_steps)]
         per_step = {
             length: rounds * estimate_seconds([length] * (full // length), (self.lengths[1], self.seconds), cost.work)
@@ -157,7 +158,7 @@ def measure_steps(
     short_options = dataclasses.replace(
         stage,
         steps=_STEPS * len(lengths),
-        batch_size=stage.micro_batch * world,
+        batch_size=stage.micro_batch * count_groups(stage, world),
         report_to="none",
         save_every=10**9,
     )
@@ -167,8 +168,10 @@ def measure_steps(
     if not stage.checkpointing:  # An earlier stage may have begun it.
         model.gradient_checkpointing_disable()
     clock = _Clock()
-    full, times = stage.sequence_length, range(_STEPS * stage.micro_batch)
-    rows = [_row(length, full, inputs, cost) for length in lengths for _ in times]
+    full, times = stage.sequence_length, range(_STEPS * short_options.batch_size)
+    rows: Any = [_row(length, full, inputs, cost) for length in lengths for _ in times]
+    if world > 1 and stage.sequence_parallel > 1:
+        rows = Parts(rows, stage.sequence_parallel)
     OrderedTrainer(model, arguments, short_options, train_dataset=rows, callbacks=[clock]).train()
     return StepMeasurements(
         lengths, (max(clock.peaks[:_STEPS]), max(clock.peaks[_STEPS:])), before, min(clock.seconds[_STEPS:])

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import ConcatDataset, SequentialSampler
+from torch.utils.data import ConcatDataset, Dataset, SequentialSampler
 
 from ctxext.errors import CtxextError
 from ctxext.files.offline import forbid_network
-from ctxext.finetune.batches import ModelInputs, Sequences, Tensors, collate
+from ctxext.finetune.batches import ModelInputs, Parts, Sequences, Tensors, collate
 from ctxext.finetune.data import HELD_OUT, DataReport, stage_folders
 from ctxext.finetune.loss import PositionLosses
 from ctxext.finetune.models import Precision
@@ -180,7 +180,9 @@ def train(prepared: Prepared, folder: Path, reporter: Reporter, last_save: Path 
         held_out = open_held_out(folder / HELD_OUT, options, prepared.held_out.num_sequences, prepared.inputs)
     live = LiveLine(reporter, options, folder / STEPS, *prepared.measures)
     places = zip(stage_folders(folder, options), options.each_stage, strict=True)
-    data = ConcatDataset[Tensors]([Sequences(place, stage, prepared.inputs) for place, stage in places])
+    data: Dataset[Tensors] = ConcatDataset([Sequences(place, stage, prepared.inputs) for place, stage in places])
+    if options.sequence_parallel > 1:
+        data = Parts(data, options.sequence_parallel)
     callbacks = [live, stop := StopAfterStep(), StageChange(options), MoreSaves(options)]
     trainer = OrderedTrainer(
         prepared.model, arguments, options, train_dataset=data, eval_dataset=held_out, callbacks=callbacks
