@@ -13,6 +13,7 @@ from ctxext.finetune.batches import Parts, Sequences
 from ctxext.finetune.data import write_sequences
 from ctxext.finetune.documents import Document
 from ctxext.finetune.loss import IGNORED
+from ctxext.finetune.trainer import _explain_lost_process
 from ctxext.methods import SelfExtend
 from tiny_base import QUICK, Tokens, documents, load, make_base, save_llama, tune
 
@@ -96,6 +97,20 @@ def test_documents_begin_where_positions_do_not_grow(base):
         for positions in ([0, 1, 2, 90, 91, 92], [0, 1, 0, 0, 1, 2]):
             parallel._attend(model, states, states, states, None, position_ids=torch.tensor([positions]))
     assert seen == [None, [[1, 2, 1, 1, 2, 3]]]
+
+
+def test_the_end_of_another_process_is_one_message(monkeypatch):
+    """gloo's message was reported as a bug of ctxext; the second process adds none."""
+    closed = RuntimeError("[third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, expected in (("0", CtxextError), ("1", SystemExit)):
+        monkeypatch.setenv("RANK", rank)
+        with pytest.raises(expected), _explain_lost_process():
+            raise closed
+        with pytest.raises(RuntimeError, match="shape"), _explain_lost_process():
+            raise RuntimeError("shape mismatch")
+        with pytest.raises(expected), _explain_lost_process():
+            raise torch.distributed.DistBackendError("NCCL")
 
 
 def never(*_, **__):

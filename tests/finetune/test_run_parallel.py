@@ -140,6 +140,7 @@ def test_a_fault_loses_no_save(base, tmp_path, fault):
         "full": "No space left",
     }
     assert messages[fault] in stopped.stderr
+    assert "This is a bug" not in stopped.stderr
     if fault != "kill":
         assert stopped.stderr.count(messages[fault]) == 1, stopped.stderr[-5000:]
     resumed = launch(2, script, "none", "finetune", base, tmp_path / "out", *words, "--resume")

@@ -17,6 +17,7 @@ from torch.utils.data import ConcatDataset, Dataset, SequentialSampler
 
 from ctxext.errors import CtxextError
 from ctxext.files.offline import forbid_network
+from ctxext.files.processes import num_processes, rank
 from ctxext.finetune.batches import ModelInputs, Parts, Sequences, Tensors, collate
 from ctxext.finetune.data import HELD_OUT, DataReport, stage_folders
 from ctxext.finetune.loss import PositionLosses
@@ -189,7 +190,7 @@ def train(prepared: Prepared, folder: Path, reporter: Reporter, last_save: Path 
     )
     if last_save:
         adapt_state(last_save, arguments)
-    with stop:
+    with stop, _explain_lost_process():
         trainer.train(resume_from_checkpoint=str(last_save) if last_save else None)
     atexit.register(_leave_processes)
     stop.check(is_complete=trainer.state.global_step >= trainer.state.max_steps)
@@ -197,6 +198,23 @@ def train(prepared: Prepared, folder: Path, reporter: Reporter, last_save: Path 
     if options.keep_best and best and reporter.notify is not None:
         reporter.notify(f"using step {Path(best).name.rsplit('-', 1)[1]}, the best: {trainer.state.best_metric:.3f}")
     return trainer
+
+
+@contextmanager
+def _explain_lost_process() -> Iterator[None]:
+    """Report the end of another process in one line of the first process; the others exit silently."""
+    try:
+        yield
+    except RuntimeError as error:
+        # gloo raises no class of its own for a closed connection.
+        if not (isinstance(error, torch.distributed.DistError) or (num_processes() > 1 and "gloo" in str(error))):
+            raise
+        if rank() != 0:
+            raise SystemExit(1) from error
+        raise CtxextError(
+            "Another process of this training ended.",
+            hint="The launcher reports which one. Continue under the same launcher with --resume.",
+        ) from error
 
 
 def _leave_processes() -> None:
