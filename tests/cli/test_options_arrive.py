@@ -131,7 +131,7 @@ OTHERS = (
     ("push", "--dry-run"),
     ("demo", "--samples"),
     ("compare", "--minutes"),
-    ("finetune", "--config", "--preset", "--without", "--schema", "--dry-run"),
+    ("finetune", "--config", "--preset", "--without", "--schema", "--dry-run", "--export-config"),
 )
 """Options that have tests of their own."""
 

@@ -1,6 +1,8 @@
 """`ctxext finetune`: fine-tune a model on long sequences."""
 
 import dataclasses
+import difflib
+import shlex
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ctxext.cli.option_files import ConfigOption, PresetOption, SchemaOption, WithoutOption, used_options
-from ctxext.cli.options import SourceArgument, takes_options
+from ctxext.cli.options import SourceArgument, complete_trainer, takes_options
 from ctxext.cli.output import Output, done_line, same_command
 from ctxext.converters.card import ANY_ID
 from ctxext.errors import CtxextError
@@ -112,7 +114,9 @@ class Measured:
     )
 
 
-@takes_options(order=(..., "merge", "evaluate", "resume", "overwrite", "overwrite_anything", "dry_run"))
+@takes_options(
+    order=(..., "merge", "evaluate", "resume", "overwrite", "overwrite_anything", "dry_run", "export_config")
+)
 def finetune(
     context: typer.Context,
     model: SourceArgument,
@@ -129,6 +133,16 @@ def finetune(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Read the data and estimate memory and time without training.")
     ] = False,
+    export_config: Annotated[
+        str | None,
+        typer.Option(
+            "--export-config",
+            metavar="TRAINER",
+            help="Print the configuration of another trainer for this run, without training: axolotl, trl, unsloth, "
+            "llama-factory or ms-swift.",
+            autocompletion=complete_trainer,
+        ),
+    ] = None,
     output: Output,
 ) -> None:
     """Fine-tune an extended model on long sequences, by default with LoRA, and save a portable checkpoint.
@@ -142,6 +156,11 @@ def finetune(
 
     if measured.evaluate and not run.merge:
         raise CtxextError("--eval cannot be combined with --no-merge.", hint="Remove one of them.")
+    if export_config is not None:
+        if dry_run:
+            raise CtxextError("--export-config cannot be combined with --dry-run.", hint="Remove one of them.")
+        _print_config(output, export_config, model, out, chosen, measured, training, run)
+        return
     output.quiet = output.quiet or rank() != 0
     questions = _questions(measured.evaluate, model, training, run) if measured.evaluate else None
     held_out = None
@@ -196,6 +215,48 @@ def finetune(
         output.note(f"{out} was written, but its evaluation failed")
         raise
     print_result(output, done, model, out, merge=run.merge, report=report)
+
+
+def _print_config(
+    output: Output,
+    name: str,
+    model: str,
+    out: Path,
+    data: TrainingData,
+    measured: Measured,
+    training: TrainingOptions,
+    run: RunOptions,
+) -> None:
+    """Print the configuration of another trainer for a run, and what has no equivalent there."""
+    from ctxext.converters.card import convert_command
+    from ctxext.finetune.base import open_model
+    from ctxext.finetune.run import make_readers
+    from ctxext.finetune.trainers.export import TRAINERS, export_config
+    from ctxext.finetune.trainers.run import make_run
+
+    if name not in TRAINERS:
+        near = difflib.get_close_matches(name, TRAINERS, n=1)
+        hint = f'Did you mean "{near[0]}"?' if near else f"Choose {', '.join(TRAINERS)}."
+        raise CtxextError(f'Unknown trainer "{name}" of --export-config.', hint=hint)
+    make_readers(data, training)  # Raises if the data does not fit the options.
+    base, options = open_model(model, training, run.revision, run.token)
+    others = {"eval-data": measured.eval_data, "eval": measured.evaluate}
+    used = tuple(word for word, value in others.items() if value)
+    exported = export_config(TRAINERS[name], make_run(base, out, options, data, used))
+    if output.as_json:
+        output.result(exported.to_dict())
+    else:
+        output.stdout.print(exported.text.rstrip("\n"), soft_wrap=True)
+    for line in exported.missing:
+        output.note(f"no equivalent in {exported.trainer.title} of {line}")
+    if base.conversion is not None:
+        known = ("--original-length", training.original_length) if training.original_length else ()
+        command = convert_command(model, base.checkpoint.revision, base.conversion, exported.model)
+        output.next_step(*shlex.split(command), *known, why="Convert first")
+    elif training.method:
+        output.note(f'"{model}" is already extended: --method {training.method} is not applied.')
+    if not options.full:
+        output.next_step("ctxext", "merge", exported.model, out, "MERGED", why="After the training")
 
 
 def _questions(tasks: str, model: str, training: TrainingOptions, run: RunOptions) -> tuple[Settings, Loading]:

@@ -58,6 +58,13 @@ def complete_methods(incomplete: str) -> list[str]:
     return _in_list(incomplete, [method.name for method in METHODS])
 
 
+def complete_trainer(incomplete: str) -> list[str]:
+    """Complete the name of another trainer."""
+    from ctxext.finetune.trainers.export import TRAINERS
+
+    return _beginning(incomplete, TRAINERS)
+
+
 def complete_tasks(incomplete: str) -> list[str]:
     """Complete the last task in a list with commas."""
     from ctxext.tasks.registry import TASKS

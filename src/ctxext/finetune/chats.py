@@ -231,13 +231,20 @@ class RecordReader:
     def read(self, record: Record, place: str) -> Record | None:
         """Convert a record; return None if it is skipped."""
         try:
-            chosen = self._choose_format(record)
+            chosen = make_formats(self.text_field)[self._choose_format(record)]
             read = chosen.read(record)
         except BadRecord as error:
             self.refuse(f"{place} {error}.", error.hint)
             return None
         self.unused.update({*record} - {*chosen.fields, *chosen.also} | {*map(name_field, read.get(_UNREAD, ()))})
         return {key: value for key, value in read.items() if key != _UNREAD}
+
+    def find_format(self, record: Record, place: str) -> str:
+        """Return the name of a record's format; raise if it has none."""
+        try:
+            return self._choose_format(record)
+        except BadRecord as error:
+            raise CtxextError(f"{place} {error}.", hint=error.hint or "Set --format.") from None
 
     def refuse(self, message: str, hint: str | None = None) -> None:
         """Count a bad record, or raise if bad records are not skipped."""
@@ -246,12 +253,12 @@ class RecordReader:
         self.num_bad += 1
         self.first_bad = self.first_bad or message
 
-    def _choose_format(self, record: Record) -> Format:
+    def _choose_format(self, record: Record) -> str:
         known = make_formats(self.text_field)
         if self.name != "auto":
             if not known[self.name].fits(record):
                 raise BadRecord(f"is not {self.name}: {_describe_mismatch(record, {self.name: known[self.name]})}")
-            return known[self.name]
+            return self.name
         fitting = [name for name, form in known.items() if form.fits(record)]
         if len(fitting) > 1:
             raise BadRecord(f"fits several formats ({', '.join(fitting)}): it has {_list_fields(record)}")
@@ -265,7 +272,7 @@ class RecordReader:
             longest = max(texts, key=lambda name: len(record[name]), default="")
             hint = f'If "{longest}" is the text, use --text-field {longest}.' if longest else None
             raise BadRecord(f"has an unknown format: {_describe_mismatch(record, known)}", hint)
-        return known[fitting[0]]
+        return fitting[0]
 
 
 def _describe_mismatch(record: Record, formats: Mapping[str, Format]) -> str:

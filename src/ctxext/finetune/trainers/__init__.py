@@ -1,0 +1,1 @@
+"""Configurations of other trainers for the same run; one file per trainer."""
