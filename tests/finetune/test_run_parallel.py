@@ -36,10 +36,10 @@ class Marked(Tokens):
 
 
 FORMS = {
-    "run-on": (dataclasses.replace(PARALLEL, piece=7), Tokens(documents())),
+    "run-on": (dataclasses.replace(PARALLEL, piece=7, checkpointing=True), Tokens(documents())),
     "answers": (dataclasses.replace(QUICK, batch_size=4, length=63, short_share=0.4), Marked(documents())),
     "restart": (
-        dataclasses.replace(PARALLEL, pack="restart"),
+        dataclasses.replace(PARALLEL, pack="restart", checkpointing=True),
         Tokens([ids[: 17 + 5 * number % 60] for number, ids in enumerate(documents(60))]),
     ),
     "pose": (dataclasses.replace(QUICK, length=128, window=32, positions="pose", batch_size=4), Tokens(documents())),

@@ -90,7 +90,7 @@ def use_chunked_loss(
 
         arguments = {name: value for name, value in kwargs.items() if value is not None and name != "return_dict"}
         # The hidden state at a position predicts the next token; the last one predicts nothing.
-        targets = labels if is_masked else shift_labels  # Those of a part of a sequence are shifted before the split.
+        targets = labels if is_masked else shift_labels  # Of parts, they are shifted before the split.
         if targets is None:
             targets = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
         mask = targets != IGNORED

@@ -30,7 +30,9 @@ class _Positions:
         self.hook = base_of(model).register_forward_pre_hook(self._keep, with_kwargs=True)
 
     def _keep(self, module: Any, arguments: Any, named: dict[str, Any]) -> None:
-        self.present = named["position_ids"]
+        # The loss calls the model without positions, for the logits; recomputation follows in the backward pass.
+        if named.get("position_ids") is not None:
+            self.present = named["position_ids"]
 
 
 def split_attention(model: Any, size: int) -> None:

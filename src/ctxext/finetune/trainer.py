@@ -206,7 +206,7 @@ def _explain_lost_process() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        # gloo raises no class of its own for a closed connection.
+        # gloo raises a plain RuntimeError for a closed connection.
         if not (isinstance(error, torch.distributed.DistError) or (num_processes() > 1 and "gloo" in str(error))):
             raise
         if rank() != 0:
