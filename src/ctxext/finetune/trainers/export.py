@@ -39,6 +39,8 @@ _MISSING = (
     _Missing("questions", lambda run: _share_of_questions(run), "none; ctxext questions writes them to a file"),
     _Missing("keep-short", lambda run: run.options.keep_short, "no distillation from the source"),
     _Missing("short-share", lambda run: _has_short_steps(run), "no steps at the original context length"),
+    _Missing("strength", lambda run: run.options.strength != 1, "the whole change; see ctxext merge --strength"),
+    _Missing("sequence-parallel", lambda run: run.options.sequence_parallel > 1, "each process has whole sequences"),
     _Missing("start-length", lambda run: _has_start(run), "full length from the first step"),
     _Missing("minutes", lambda run: run.options.minutes, "a fixed number of steps"),
     _Missing("pack run-on", lambda run: run.options.pack == "run-on", "documents are not joined"),
