@@ -30,6 +30,11 @@ def text(place: Path) -> None:
     place.write_text("".join(lines) if place.suffix == ".jsonl" else "\n\n".join(texts))
 
 
+def chats(place: Path) -> None:
+    turns = [{"role": "user", "content": "Which road?"}, {"role": "assistant", "content": "The old one."}]
+    place.write_text(json.dumps({"messages": turns}) + "\n")
+
+
 def gguf(place: Path) -> None:
     place.write_bytes(gguf_bytes(keys_of(), TENSORS))
 
@@ -47,6 +52,7 @@ STAND_INS = {
     "model.gguf": gguf,
     "recipe.yaml": recipe,
     "texts.jsonl": write_jsonl,
+    "chats.jsonl": chats,
     **dict.fromkeys(("prose.jsonl", "node-manual.jsonl", "vim-manual.txt"), text),
     **dict.fromkeys(("OUT", "yarn", "yarn-tuned"), converted),
     **dict.fromkeys(("SOURCE", "Qwen/Qwen3-8B", "runs/final"), demo),
