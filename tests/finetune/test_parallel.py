@@ -194,7 +194,7 @@ def test_options_that_cannot_be_split(base, tmp_path, monkeypatch):
     monkeypatch.setattr("ctxext.finetune.run.is_installed", lambda name: name != "deepspeed")
     with pytest.raises(CtxextError, match="needs DeepSpeed, which is not installed") as missing:
         tune(base, out, TWO)
-    assert missing.value.hint == "DS_BUILD_OPS=0 pip install deepspeed"
+    assert missing.value.hint == 'DS_BUILD_OPS=0 pip install "ctxext[parallel]"'
     monkeypatch.setattr("ctxext.finetune.run.is_installed", lambda name: True)
     with pytest.raises(CtxextError, match="needs a multiple of 2 processes, not 1") as alone:
         tune(base, out, TWO)

@@ -235,4 +235,4 @@ def test_special_tokens_are_no_part_of_what_is_written(task, monkeypatch):
     prompt = SimpleNamespace(answers=["42"], required=["42"])
     monkeypatch.setattr(answers, "_write", lambda *_: iter([(0, [Written(written, is_cut=False)])]))
     loaded = SimpleNamespace(encoder=Encoder(tokenizer))
-    assert [*answers.generate_graded(loaded, [[prompt]], [0], task.grade)] == [(0, [1], (), ())]
+    assert [*answers.generate_graded(loaded, [[prompt]], [0], task.grade)] == [(0, [1], (), (), ())]

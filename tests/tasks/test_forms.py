@@ -159,12 +159,12 @@ def test_thoughts_are_not_scored_and_cut_answers_are_counted():
     right = ", ".join(prompts[0].required)
     prompts = [prompts[0]] * 4
     texts = [f"{right}</think>No idea.", f"No idea.</think>{right}", f"{right} {'and so on ' * 500}", ""]
-    ((_, scores, cut, _),) = generate_graded(
+    ((_, scores, cut, *_),) = generate_graded(
         Stub(encoder, texts, 500), [[prompt] for prompt in prompts], [0], task.grade, task.form
     )
     assert scores == [0, 1, 0, 0]
     assert cut == [False, False, True, False]
-    ((_, scores, cut, _),) = generate_graded(
+    ((_, scores, cut, *_),) = generate_graded(
         Stub(encoder, texts, 500), [[prompt] for prompt in prompts], [0], task.grade, BASE_FORM
     )
     assert (scores, cut) == ([1, 1, 1, 0], ())

@@ -205,7 +205,7 @@ def test_an_answer_follows_the_reasoning_without_the_text(tokenizers, file):
         writer = Writer(tokenizers[kind], [reasons, answers])
         questions = make_questions(task, writer.encoder, length, range(4), settings)
         task = task.fit_to_length(writer.encoder, length)
-        assert [*task.score(writer, questions, [0], generate=False)] == [(0, [1, 0, 1, 1], (), ())]
+        assert [*task.score(writer, questions, [0], generate=False)] == [(0, [1, 0, 1, 1], (), (), ())]
         first, second = writer.questions
         assert first == [prompt for (prompt,) in questions]
         for number, reason, prompt in zip(numbers, reasons, second, strict=True):

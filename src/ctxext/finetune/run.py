@@ -105,7 +105,8 @@ def _check_shared(options: TrainingOptions, *, is_evaluated: bool) -> None:
         )
     if not is_installed("deepspeed"):
         raise CtxextError(
-            "--sequence-parallel needs DeepSpeed, which is not installed.", hint="DS_BUILD_OPS=0 pip install deepspeed"
+            "--sequence-parallel needs DeepSpeed, which is not installed.",
+            hint='DS_BUILD_OPS=0 pip install "ctxext[parallel]"',
         )
     if num_processes() == 1:
         raise CtxextError(

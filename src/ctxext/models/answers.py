@@ -287,7 +287,7 @@ def generate_graded(
         scores = [grade(new.read(encoder), prompt) for new, prompt in pairs]
         is_cut = [new.is_cut and score != 1 for (new, _), score in zip(pairs, scores, strict=True)]
         read = [new.read_tokens for new in rows if new.read_tokens is not None]
-        thought = [new.has_thoughts(encoder) for new in rows] if form.thinks is False else ()
+        thought = [new.has_thoughts(encoder) for new in rows] if form.is_chat and form.thinks is False else ()
         yield Scored(depth, scores, is_cut if form.is_chat else (), read if len(read) == len(rows) else (), thought)
 
 
