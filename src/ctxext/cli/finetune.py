@@ -1,7 +1,6 @@
 """`ctxext finetune`: fine-tune a model on long sequences."""
 
 import dataclasses
-import difflib
 import shlex
 import warnings
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from ctxext.cli.option_files import ConfigOption, PresetOption, SchemaOption, Wi
 from ctxext.cli.options import SourceArgument, complete_trainer, takes_options
 from ctxext.cli.output import Output, done_line, same_command
 from ctxext.converters.card import ANY_ID
-from ctxext.errors import CtxextError
+from ctxext.errors import CtxextError, suggest
 from ctxext.files.content import Progress
 from ctxext.files.output_directory import short_name
 from ctxext.files.packages import install_command
@@ -229,14 +228,13 @@ def _print_config(
 ) -> None:
     """Print the configuration of another trainer for a run, and what has no equivalent there."""
     from ctxext.converters.card import convert_command
-    from ctxext.finetune.base import open_model
+    from ctxext.finetune.base import describe_unused_method, open_model
     from ctxext.finetune.run import make_readers
     from ctxext.finetune.trainers.export import TRAINERS, export_config
     from ctxext.finetune.trainers.run import make_run
 
     if name not in TRAINERS:
-        near = difflib.get_close_matches(name, TRAINERS, n=1)
-        hint = f'Did you mean "{near[0]}"?' if near else f"Choose {', '.join(TRAINERS)}."
+        hint = suggest(name, TRAINERS, f"Choose {', '.join(TRAINERS)}.")
         raise CtxextError(f'Unknown trainer "{name}" of --export-config.', hint=hint)
     make_readers(data, training)  # Raises if the data does not fit the options.
     base, options = open_model(model, training, run.revision, run.token)
@@ -254,7 +252,7 @@ def _print_config(
         command = convert_command(model, base.checkpoint.revision, base.conversion, exported.model)
         output.next_step(*shlex.split(command), *known, why="Convert first")
     elif training.method:
-        output.note(f'"{model}" is already extended: --method {training.method} is not applied.')
+        output.note(describe_unused_method(model, training.method))
     if not options.full:
         output.next_step("ctxext", "merge", exported.model, out, "MERGED", why="After the training")
 

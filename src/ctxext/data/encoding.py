@@ -309,15 +309,17 @@ class Encoder:
             text: The text.
             is_separate: Whether a server returned the thoughts separately, so that the text does not begin within one.
         """
-        text = remove_thoughts(text, self.thoughts.marks, "" if is_separate else self.open_thought)
+        text = self._remove_thoughts(text, is_separate)
         for name in self._special_tokens:
             text = text.replace(name, "")
         return text
 
     def has_thoughts(self, text: str, *, is_separate: bool = False) -> bool:
         """Return whether a generated text has thoughts; arguments of `clean_answer`."""
-        marks = self.thoughts.marks
-        return has_thoughts(text, remove_thoughts(text, marks, "" if is_separate else self.open_thought), marks)
+        return has_thoughts(text, self._remove_thoughts(text, is_separate), self.thoughts.marks)
+
+    def _remove_thoughts(self, text: str, is_separate: bool) -> str:
+        return remove_thoughts(text, self.thoughts.marks, "" if is_separate else self.open_thought)
 
     @functools.cached_property
     def _special_tokens(self) -> set[str]:

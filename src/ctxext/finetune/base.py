@@ -153,15 +153,13 @@ def check_split(base: Base, size: int) -> None:
     heads = (num_heads, read(config, family, "num_key_value_heads") or num_heads)
     others = sorted({*layer_types(config, family)} - _PLAIN_TYPES)
     methods = ", ".join(step["method"] for step in base.model.code.get("steps", ()))
-    schedule = encoding.parameters if isinstance(encoding, Rotary) else {}
-    by_length = schedule.get("rope_type") == "dynamic" or schedule.get("short_factor") != schedule.get("long_factor")
     reasons = (
         (base.is_masked, "encoders are not supported"),
         (bool(base.model.code), f"the code of {methods or 'the checkpoint'} replaces the attention"),
         (not isinstance(encoding, Rotary), "it does not have rotary position embeddings"),
         (bool(others), f"it has layers of type {', '.join(others)}"),
         (family.shared_rotary_key, "its heads share a key"),
-        (by_length, "its schedule depends on the number of tokens"),
+        (isinstance(encoding, Rotary) and encoding.depends_on_length, "its schedule depends on the number of tokens"),
         (not _can_divide(heads, size), f"its {heads[0]} heads with {heads[1]} keys cannot be divided by {size}"),
     )
     if reason := next((reason for is_so, reason in reasons if is_so), None):
@@ -176,6 +174,11 @@ def _can_divide(heads: Sequence[Any], size: int) -> bool:
     if not all(isinstance(count, int) for count in heads):
         return False  # Layers have different numbers of heads.
     return bool(heads[0] % size == 0 and (heads[1] % size == 0 or size % heads[1] == 0))
+
+
+def describe_unused_method(model: str, method: str) -> str:
+    """Return the note that --method has no effect on a model."""
+    return f'"{model}" is already extended: --method {method} is not applied.'
 
 
 def open_model(

@@ -1,6 +1,7 @@
 """Conversion of records to documents: the known formats, and the answers to learn."""
 
 import contextlib
+import functools
 import json
 import re
 from bisect import bisect_left
@@ -192,7 +193,8 @@ def _convert_alpaca(record: Record) -> Record:
     return {PROMPT: prompt, COMPLETION: record["output"], MESSAGES: turns}
 
 
-def make_formats(text_field: str) -> dict[str, Format]:
+@functools.cache
+def make_formats(text_field: str) -> Mapping[str, Format]:
     """Return the known formats by name; `text_field` is the field with the text."""
     return {
         "text": Format({text_field: str}, lambda record: {TEXT: record[text_field]}),

@@ -30,7 +30,7 @@ from ctxext.files.packages import is_installed, require
 from ctxext.files.processes import num_processes, rank, return_blocks
 from ctxext.files.resuming import check_same_settings
 from ctxext.files.schemas import read_json_object
-from ctxext.finetune.base import Base, open_model
+from ctxext.finetune.base import Base, describe_unused_method, open_model
 from ctxext.finetune.data import DataReport
 from ctxext.finetune.documents import Data, DocumentReader, TrainingData, to_training_data
 from ctxext.finetune.options import CHANGEABLE, MASKED_SHARE, Reporter, RunOptions, TrainingOptions
@@ -164,7 +164,7 @@ def finetune(
     out = Path(out)
     base, options = open_model(str(model), options, run.revision, run.token)
     if options.method and base.conversion is None and reporter.notify is not None:
-        reporter.notify(f'"{model}" is already extended: --method {options.method} is not applied.')
+        reporter.notify(describe_unused_method(str(model), options.method))
     if options.full and not run.merge:
         raise CtxextError("--full has no adapter and cannot be combined with --no-merge.", hint="Remove --no-merge.")
     if options.strength != 1 and not run.merge:

@@ -254,7 +254,7 @@ def schedule_of(
             _check_factor(architecture)
             keys["rope.scaling.attn_factor"] = scaling / usual
         return keys, None
-    if kind == "dynamic" or numbers.get("long_factor") != numbers.get("short_factor"):
+    if rotary.depends_on_length:
         raise CtxextError(
             f"{kind} depends on the length of the text, but llama.cpp has one schedule per run.",
             hint=f"Choose one of {_SUPPORTED}, or a longrope recipe with one list.",

@@ -11,6 +11,7 @@ from ctxext.finetune.documents import DEMO
 from ctxext.finetune.trainers import axolotl, llama_factory, ms_swift, scripts
 from ctxext.finetune.trainers.run import Run
 from ctxext.finetune.trainers.trainer import Trainer
+from ctxext.recipes.encodings.rotary import Rotary
 
 TRAINERS = {
     trainer.name: trainer
@@ -55,8 +56,6 @@ _MISSING = (
     _Missing("dtype fp32", lambda run: run.options.dtype == "fp32", "the saved type"),
     _Missing("report-to", lambda run: run.options.report_to in ("wandb", "trackio"), "no report"),
 )
-_REPORTS = ("trl", "unsloth", "llama-factory", "ms-swift")
-"""Trainers with transformers' `report_to`."""
 
 
 @dataclass(frozen=True)
@@ -184,9 +183,7 @@ def export_config(trainer: Trainer, run: Run) -> Exported:
     missing = tuple(
         f"{entry.option}: {entry.effect}"
         for entry in _MISSING
-        if entry.is_used(run)
-        and entry.option not in trainer.extras
-        and not (entry.option == "report-to" and trainer.name in _REPORTS)
+        if entry.is_used(run) and entry.option not in trainer.extras
     )
     stage = "pt" if run.kind == "text" else "sft"
     head = [f"{trainer.title} {trainer.version}: {trainer.command.format(stage=stage)}"]
@@ -237,13 +234,10 @@ def _is_ignored_by_unsloth(trainer: Trainer, run: Run) -> bool:
 
     It computes the inverse frequencies once, without the number of tokens, and those of Gemma without any schedule.
     """
-    kind, parameters = run.base.model.family.model_type, getattr(run.base.model.encoding, "parameters", {})
+    kind, encoding = run.base.model.family.model_type, run.base.model.encoding
     if trainer.name != "unsloth" or kind not in _FAST_UNSLOTH or run.rope_type == "default":
         return False
-    depends_on_length = run.rope_type == "dynamic" or (
-        run.rope_type == "longrope" and parameters.get("short_factor") != parameters.get("long_factor")
-    )
-    return depends_on_length or kind.startswith("gemma")
+    return (isinstance(encoding, Rotary) and encoding.depends_on_length) or kind.startswith("gemma")
 
 
 def _is_replaced_by_unsloth(trainer: Trainer, run: Run) -> bool:

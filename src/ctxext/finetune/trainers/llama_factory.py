@@ -73,6 +73,6 @@ TRAINER = Trainer(
     "0.9.5",
     "llamafactory-cli train FILE",
     _write,
-    extras=frozenset({"pack run-on", "split"}),
+    extras=frozenset({"pack run-on", "split", "report-to"}),
     whole_alpha=True,
 )

@@ -53,5 +53,5 @@ TRAINER = Trainer(
     "4.6.0",
     "swift {stage} FILE",
     _write,
-    extras=frozenset({"tools", "dtype fp32"}),
+    extras=frozenset({"tools", "dtype fp32", "report-to"}),
 )

@@ -217,7 +217,7 @@ TRL = Trainer(
     "python FILE",
     _write_trl,
     formats=frozenset({"text", "chat", "sharegpt", "alpaca", "prompt-completion"}),
-    extras=frozenset({"pack run-on", "tools", "split", "dtype fp32"}),
+    extras=frozenset({"pack run-on", "tools", "split", "dtype fp32", "report-to"}),
 )
 UNSLOTH = Trainer(
     "unsloth",
@@ -225,5 +225,5 @@ UNSLOTH = Trainer(
     "2026.10.9",
     "python FILE",
     _write_unsloth,
-    extras=frozenset({"split", "dtype fp32"}),
+    extras=frozenset({"split", "dtype fp32", "report-to"}),
 )

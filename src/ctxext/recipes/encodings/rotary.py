@@ -81,6 +81,12 @@ class Rotary(Encoding):
         return str(self.parameters.get("rope_type", "default"))
 
     @property
+    def depends_on_length(self) -> bool:
+        """Whether the schedule depends on the number of tokens of a text: `dynamic`, and LongRoPE with two lists."""
+        two_lists = self.parameters.get("short_factor") != self.parameters.get("long_factor")
+        return self.rope_type == "dynamic" or two_lists
+
+    @property
     @override
     def is_scaled(self) -> bool:
         return self.rope_type != "default" or self.context_length > self.trained_length
