@@ -194,13 +194,15 @@ def llama(tmp_path) -> Path:
 
 
 @pytest.fixture
-def run():
-    """Run a command line in this process; errors come back as the user sees them."""
+def run(monkeypatch):
+    """Run a command line in this process, with its words as the typed ones; errors come back as the user sees them."""
     from ctxext.cli.app import app
     from ctxext.errors import CtxextError
 
     def call(*words: object):
-        result = CliRunner().invoke(app, [str(word) for word in words])
+        typed = [str(word) for word in words]
+        monkeypatch.setattr("sys.argv", ["ctxext", *typed])
+        result = CliRunner().invoke(app, typed)
         if isinstance(result.exception, CtxextError):
             result.exit_code = 1
         elif result.exception is not None and not isinstance(result.exception, SystemExit):

@@ -324,7 +324,6 @@ def test_a_stopped_search_resumes_with_its_settings(run, arrived, monkeypatch):
 
     line = [word for word in SEARCH if word not in ("--resume", "--overwrite")]
     first, named = arrived([word for word in line if word not in ("--token", TOKEN)], "ctxext.cli.search.search")
-    monkeypatch.setattr("sys.argv", ["ctxext", *map(str, line)])
     monkeypatch.setattr(import_module("ctxext.cli.search"), "search", stopped)
     (shown,) = [one for one in run(*line).stderr.splitlines() if one.startswith("Stopped. Resume with: ctxext ")]
     again, more = arrived(shlex.split(shown)[4:], "ctxext.cli.search.search")
@@ -580,12 +579,11 @@ def test_a_result_and_its_base_answer_the_same_questions(run, tmp_path, monkeypa
     assert results == [{"merge": True, "report": {"models": [], "settings": {}}}, {"merge": False, "report": None}]
 
 
-def test_the_whole_context_is_evaluated_with_the_same_options(run, monkeypatch, tmp_path):
+def test_the_whole_context_is_evaluated_with_the_same_options(run, tmp_path):
     """The next step of a short evaluation repeats the command with the context length, and with a new folder."""
     options = ["--task", "kv", "--kv-ids", "number", "--samples", "1", "--depths", "2"]
     line = ["eval", "demo", "--lengths=256", *options, "--seed", "7"]
     typed = [*line, "--out", str(tmp_path / "out"), "--overwrite"]
-    monkeypatch.setattr("sys.argv", ["ctxext", *typed])
     (shown,) = [one for one in run(*typed).stderr.splitlines() if one.startswith("Evaluate the whole context: ")]
     expected = ["ctxext", *[word for word in line if word != "--lengths=256"], "--lengths", "512"]
     assert shlex.split(shown)[4:] == expected

@@ -130,7 +130,7 @@ def test_bad_input_is_one_clear_line(run, checkpoint, tmp_path, monkeypatch, cas
 @pytest.mark.parametrize(
     ("words", "step"),
     [
-        (["--lengths", "300"], "ctxext eval {} --task passkey --lengths 512"),
+        (["--lengths", "300"], "ctxext eval {} --task passkey --samples 1 --depths 1 --lengths 512"),
         ([], "ctxext compare {} --target-length 1k"),
         (["--lengths", "1500", "--allow-beyond"], "ctxext compare {} --target-length 1500"),
     ],

@@ -74,7 +74,8 @@ def test_who_guesses_is_right_by_chance(words, monkeypatch):
     monkeypatch.setattr(similarity, "pool_texts", lambda _, texts: torch.randn(len(texts), 8))
     task, model = Passages(), LoadedModel("dice", None, Encoder(words), can_share=False, kind="encoder")
     questions = make_questions(task, model.encoder, 64, range(400), SETTINGS)
-    (_, right, _), *_ = task.score(model, questions, [0], generate=False)
+    (scored,) = task.score(model, questions, [0], generate=False)
+    right = scored.scores
     assert sum(right) / len(right) == pytest.approx(1 / 8, abs=0.05)
 
 
