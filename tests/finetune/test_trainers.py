@@ -136,7 +136,7 @@ def test_values_arrive(folder, trainer):
 
 CHANGES = {
     **{"length": 64, "learn": "all", "steps": 9, "epochs": 2.0, "minutes": 3.0, "batch_size": 4, "start_length": 16},
-    **{"strength": 0.5, "sequence_parallel": 2},
+    **{"strength": 0.5, "sequence_parallel": 2, "low_memory": True},
     **{"short_share": 0.0, "keep_short": True, "pack": "restart", "positions": "pose", "method": "yarn", "rank": 3},
     **{"alpha": 5.0, "dropout": 0.25, "targets": ("q_proj",), "train_norms": True, "train_embeddings": True},
     **{"full": True, "micro_batch": 4, "learning_rate": 0.5, "schedule": "linear", "rate_floor": 0.25, "warmup": 0.5},
@@ -179,7 +179,11 @@ def test_no_option_is_lost(folder, trainer, name):
     word = {"positions": "positions pose", "device": "device cpu", "report_to": "report-to"}.get(
         name, name.replace("_", "-")
     )
-    only = {"positions": ("axolotl",), "report_to": ("trl", "unsloth", "llama-factory", "ms-swift")}
+    only = {
+        "positions": ("axolotl",),
+        "low_memory": ("axolotl",),
+        "report_to": ("trl", "unsloth", "llama-factory", "ms-swift"),
+    }
     only["split"] = ("axolotl", "trl", "unsloth")
     if name in ("stages", "questions", "keep_short", "start_length", "minutes", "device", "keep_best", "skip_bad_rows"):
         assert word in listed

@@ -14,6 +14,9 @@ with forbid_network():
     from transformers.training_args import OptimizerNames
     from transformers.utils import logging
 
+WITHOUT_OWN_MEMORY = ("cpu", "mps")
+"""Types of devices that use the memory of the machine."""
+
 
 def make_training_arguments(
     options: TrainingOptions, precision: Precision, folder: Path, num_processes: int, *, is_evaluated: bool = False
@@ -78,7 +81,7 @@ def make_training_arguments(
         bf16=precision.autocast == "bf16",
         fp16=precision.autocast == "fp16",
         remove_unused_columns=False,
-        dataloader_pin_memory=kind not in ("cpu", "mps"),
+        dataloader_pin_memory=kind not in WITHOUT_OWN_MEMORY,
         ddp_find_unused_parameters=False,
         ddp_timeout=_PATIENCE,
     )

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ctxext.files.processes import return_blocks, total_memory
+from ctxext.finetune.arguments import WITHOUT_OWN_MEMORY
 from ctxext.finetune.base import open_model
 from ctxext.finetune.data import DataReport
 from ctxext.finetune.documents import DocumentReader
@@ -21,6 +22,10 @@ from ctxext.finetune.step_costs import Cost, StepMeasurements, choose_lengths, m
 _REMEDIES: tuple[tuple[Callable[[TrainingOptions], bool], str], ...] = (
     (lambda options: options.micro_batch > 1, "--micro-batch 1: one sequence at a time"),
     (lambda options: not options.checkpointing, "--checkpointing: recompute activations"),
+    (
+        lambda options: not options.low_memory,
+        "--low-memory: feed-forward blocks in tiles",
+    ),
     (lambda options: options.full, "LoRA instead of --full: less optimizer state"),
     (lambda options: not options.full and options.quantize == "none", "--quantize 4bit: frozen weights in 4 bits"),
     (
@@ -113,7 +118,7 @@ def _available_memory(device: torch.device) -> int:
     """Return the bytes available to this process, including its present use."""
     import psutil
 
-    if device.type not in ("cpu", "mps"):  # Those share the memory of the machine.
+    if device.type not in WITHOUT_OWN_MEMORY:
         return total_memory(device)
     return int(psutil.virtual_memory().available + psutil.Process().memory_info().rss)
 

@@ -4,6 +4,7 @@ If nothing after the hidden states is trained, a piece's gradient is computed at
 Otherwise each piece is checkpointed.
 """
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,7 @@ def use_chunked_loss(
     *,
     tokens_per_step: int | None = None,
     is_masked: bool = False,
+    offloads: bool = False,
 ) -> Head:
     """Replace a language model's forward by one that returns the loss alone, computed piece by piece.
 
@@ -67,6 +69,8 @@ def use_chunked_loss(
         tokens_per_step: Tokens of an optimizer step over all processes, over which a divergence is averaged; by
             default those of the call.
         is_masked: Whether labels are for their own position, not for the next one.
+        offloads: Whether to keep what the backward pass needs in the memory of the machine; with checkpointing these
+            are the inputs of the layers.
 
     Returns:
         The model's head, with the model's original forward.
@@ -95,7 +99,8 @@ def use_chunked_loss(
             targets = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
         mask = targets != IGNORED
         is_frozen = not any(parameter.requires_grad for parameter in head.parameters())
-        states = head.read(input_ids, **arguments)
+        with torch.autograd.graph.save_on_cpu(pin_memory=True) if offloads else contextlib.nullcontext():
+            states = head.read(input_ids, **arguments)
 
         def sum_losses(chosen: torch.Tensor, compare: Callable[[slice], Comparison]) -> torch.Tensor:
             # Flatten to one row, because the head treats each position separately.

@@ -36,7 +36,7 @@ MASKED_SHARE = 0.15
 """Share of masked tokens in the training of an encoder."""
 CHANGEABLE = (
     *("device", "save_every", "report_to", "steps", "micro_batch", "sequence_parallel", "checkpointing", "piece"),
-    *("keep_best", "strength"),
+    *("keep_best", "strength", "low_memory"),
 )
 """Options that may change when a run is resumed."""
 
@@ -175,6 +175,13 @@ class TrainingOptions:
         panel=_LOOP,
         flags=("--checkpointing/--no-checkpointing",),
     )
+    low_memory: bool = option(
+        False,
+        help="Compute feed-forward blocks in tiles (ALST, arXiv 2506.13996), and keep the activations that "
+        "--checkpointing saves in the memory of the machine: about a fifth slower.",
+        panel=_LOOP,
+        advanced=True,
+    )
     sequence_parallel: int = option(
         1,
         help="Processes that share each sequence, started by a launcher (Ulysses, arXiv 2309.14509). Needs DeepSpeed.",
@@ -298,6 +305,11 @@ class TrainingOptions:
             "Remove it, or the stages: --without stages.",
         ),
         Rule(
+            lambda options: options.low_memory and options.checkpointing is False,
+            "--low-memory cannot be combined with --no-checkpointing.",
+            "Remove one of them.",
+        ),
+        Rule(
             lambda options: options.sequence_parallel > 1 and options.micro_batch > 1,
             "--sequence-parallel cannot be combined with --micro-batch {micro_batch}.",
             "Remove --micro-batch: processes share one sequence at a time.",
@@ -370,7 +382,7 @@ class TrainingOptions:
             alpha=self.alpha or 2.0 * self.rank,
             window=None if self.positions == "full" else min(num_tokens, length),
             short_length=min(self.short_length or trained_length, num_tokens),
-            checkpointing=num_tokens > 4096 if self.checkpointing is None else self.checkpointing,
+            checkpointing=(self.low_memory or num_tokens > 4096) if self.checkpointing is None else self.checkpointing,
         )
 
     def _resolve_stages(self, *, window: int, trained_length: int, width: int) -> "TrainingOptions":

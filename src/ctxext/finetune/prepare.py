@@ -19,7 +19,7 @@ from ctxext.files.offline import forbid_network
 from ctxext.files.output_directory import explain_disk_errors, write_whole
 from ctxext.files.processes import num_processes, rank, wait_for
 from ctxext.files.schemas import read_json_object
-from ctxext.finetune.arguments import make_training_arguments
+from ctxext.finetune.arguments import WITHOUT_OWN_MEMORY, make_training_arguments
 from ctxext.finetune.attention import attends_by_document, can_separate_documents
 from ctxext.finetune.base import Base, check_fits
 from ctxext.finetune.batches import ModelInputs, make_masker
@@ -31,6 +31,7 @@ from ctxext.finetune.needle_probe import NeedleProbe
 from ctxext.finetune.options import MASKED_SHARE, Reporter, TrainingOptions
 from ctxext.finetune.parallel import can_split, split_attention
 from ctxext.finetune.step_costs import fit_steps
+from ctxext.finetune.tiles import tile_blocks
 from ctxext.finetune.trainer import Prepared
 from ctxext.merge.tensors import add_shares, check_type, find_shares, find_stored_name, read_shapes
 from ctxext.recipes.encodings.learned import tensors_named
@@ -212,6 +213,9 @@ def prepare(
             "transformers: each would attend to those before it.",
             hint="Join documents with --pack run-on.",
         )
+    offloads = options.low_memory and arguments.device.type not in WITHOUT_OWN_MEMORY
+    if options.low_memory:
+        report_line(_reduce_memory(base, model, options, offloads=offloads))
     head = use_chunked_loss(
         model,
         options.piece,
@@ -219,6 +223,7 @@ def prepare(
         by_position,
         tokens_per_step=options.batch_size * options.sequence_length,
         is_masked=base.is_masked,
+        offloads=offloads,
     )
     set_seed(options.seed)  # The initial weights of the adapter depend on it.
     if full:
@@ -286,6 +291,20 @@ def prepare(
                 needle = NeedleProbe(head, tokenizer, options.length, options.seed)
     report_line(str(precision))
     return Prepared(trained, arguments, options, read, held_out, (by_position, needle), inputs, *counts, precision)
+
+
+def _reduce_memory(base: Base, model: Any, options: TrainingOptions, *, offloads: bool) -> str:
+    """Tile the feed-forward blocks of a model, and describe what is done to need less memory."""
+    num_blocks = tile_blocks(model, options.sequence_length)
+    if not (num_blocks or offloads):
+        raise CtxextError(
+            f'--low-memory has no effect on "{base.model.family.model_type}" here: its feed-forward blocks are not '
+            "separate modules, and the activations are in the memory of the machine already.",
+            hint="Remove it.",
+        )
+    parts = [f"{format_count(num_blocks, 'feed-forward block')} in tiles"] if num_blocks else []
+    parts += ["activations of checkpointing in the memory of the machine"] if offloads else []
+    return f"less memory: {', '.join(parts)}"
 
 
 def _fit_once(path: Path, options: TrainingOptions, trained: Any, setup: Mapping[str, Any]) -> int:

@@ -32,7 +32,7 @@ from ctxext.verify.file_checks import CARD
 from ctxext.verify.run import READING, failures, run_checks
 
 REPORT, CURVE = "finetune.json", "loss.png"
-_OF_THE_MACHINE = (*("device", "dtype", "micro_batch", "checkpointing", "save_every", "report_to"),)
+_OF_THE_MACHINE = (*("device", "dtype", "micro_batch", "checkpointing", "low_memory", "save_every", "report_to"),)
 """Options that do not affect the result of a training run."""
 _OF_THE_DATA = {
     "format": "--format",

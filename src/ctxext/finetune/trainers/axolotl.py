@@ -54,6 +54,8 @@ def _write(run: Run) -> str:
             "micro_batch_size": options.micro_batch,
             "gradient_accumulation_steps": options.batch_size // options.micro_batch,
             "gradient_checkpointing": run.has_checkpointing,
+            "activation_offloading": True if options.low_memory else None,
+            "tiled_mlp": True if options.low_memory else None,
             "learning_rate": options.peak_rate,
             "lr_scheduler": schedule["name"],
             "lr_scheduler_kwargs": schedule["arguments"],
@@ -82,7 +84,7 @@ TRAINER = Trainer(
     "0.21.0",
     "axolotl train FILE",
     _write,
-    extras=frozenset({"positions pose", "tools", "split", "dtype fp32"}),
+    extras=frozenset({"positions pose", "tools", "split", "dtype fp32", "low-memory"}),
     whole_alpha=True,
     mixes_formats=True,
 )

@@ -41,6 +41,7 @@ _MISSING = (
     _Missing("keep-short", lambda run: run.options.keep_short, "no distillation from the source"),
     _Missing("short-share", lambda run: _has_short_steps(run), "no steps at the original context length"),
     _Missing("strength", lambda run: run.options.strength != 1, "the whole change; see ctxext merge --strength"),
+    _Missing("low-memory", lambda run: run.options.low_memory, "it may need more memory"),
     _Missing("sequence-parallel", lambda run: run.options.sequence_parallel > 1, "each process has whole sequences"),
     _Missing("start-length", lambda run: _has_start(run), "full length from the first step"),
     _Missing("minutes", lambda run: run.options.minutes, "a fixed number of steps"),
