@@ -36,7 +36,7 @@ QUICK := not slow and not thorough and $(NO_EXTRAS)
 # Tests that only read the source: its layers and its English.
 SOURCE_RULES := tests/test_architecture.py tests/test_english.py
 
-.PHONY: demo test check newest newer bench-gpu gpu-wheels fuzz slow engines database browser story golden affected real releases readers versions thorough lint docs pythons lowest docs-site clean
+.PHONY: demo test check newest newer bench-gpu gpu-wheels fuzz slow engines database browser parallel story golden affected real releases readers versions thorough lint docs pythons lowest docs-site clean
 
 demo: $(VENV)/installed
 	$(BIN)/ctxext demo
@@ -99,6 +99,13 @@ database: $(VENV)/installed
 		|| { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends postgresql > /dev/null; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) $(foreach driver,$(DATABASE_DRIVERS),"$(driver)")
 	CTXEXT_DATABASE=1 $(TEST_ENV) $(BIN)/python -m pytest -q $(SPREAD) -m database tests/search
+
+# DeepSpeed alone, beside the environment: --no-deps, because pip would install torch again.
+DEEPSPEED := deepspeed==0.19.8 einops hjson msgpack ninja py-cpuinfo
+parallel: $(VENV)/installed
+	rm -rf .venv-parallel
+	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .venv-parallel $(DEEPSPEED)
+	PYTHONPATH=.venv-parallel DS_ACCELERATOR=cpu $(TEST_ENV) $(BIN)/python -m pytest -q tests/finetune/test_run_parallel.py
 
 # With CTXEXT_BROWSER the tests fail where it is missing. PROGRAMS in tests/report/test_browser.py lists its names.
 browser: $(VENV)/installed
@@ -217,4 +224,4 @@ $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	touch $@
 
 clean:
-	rm -rf .venv .wheels .venv-releases .venv-newest .venv-story .venv-real .venv-engines .venv-uv .venv-python* .venv-lowest .venv-docs site demo-out .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .wheels .venv-releases .venv-newest .venv-story .venv-real .venv-parallel .venv-engines .venv-uv .venv-python* .venv-lowest .venv-docs site demo-out .pytest_cache .mypy_cache .ruff_cache

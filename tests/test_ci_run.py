@@ -77,7 +77,7 @@ def test_every_step_runs_and_is_shown(ci):
 def test_all_parts(ci):
     code, lines = ci("all")
     assert code == 0
-    assert {"make thorough PART=0/1", "make story PART=0/1", "make real"} <= set(lines)
+    assert {"make thorough PART=0/1", "make story PART=0/1", "make parallel", "make real"} <= set(lines)
 
 
 def test_the_commit_chooses_the_part(ci, tmp_path):

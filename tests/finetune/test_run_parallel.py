@@ -124,9 +124,12 @@ main()
 """
 
 
-@pytest.mark.parametrize("fault", ["term", "kill", "full"])
-def test_a_fault_loses_no_save(base, tmp_path, fault):
-    """SIGTERM on all processes, SIGKILL on one, a full disk on the first: the rest equals a run without the fault."""
+@pytest.mark.parametrize(("fault", "count"), [("term", 2), ("term", 1), ("kill", 2), ("full", 4)])
+def test_a_fault_loses_no_save(base, tmp_path, fault, count):
+    """SIGTERM on all processes, SIGKILL on one, a full disk on the first: the rest equals a run without the fault.
+
+    The run is resumed in as many processes, in one, or in more.
+    """
     data, script = write_jsonl(tmp_path / "data.jsonl"), tmp_path / "faulty.py"
     script.write_text(FAULTY)
     words = ["--data", data, "--length", 64, "--steps", 6, "--batch-size", 4, "--rank", 4, "--learning-rate", 5e-3]
@@ -143,7 +146,8 @@ def test_a_fault_loses_no_save(base, tmp_path, fault):
     assert "This is a bug" not in stopped.stderr
     if fault != "kill":
         assert stopped.stderr.count(messages[fault]) == 1, stopped.stderr[-5000:]
-    resumed = launch(2, script, "none", "finetune", base, tmp_path / "out", *words, "--resume")
+    words[-1] = count
+    resumed = launch(count, script, "none", "finetune", base, tmp_path / "out", *words, "--resume")
     assert resumed.returncode == 0, resumed.stderr[-20000:]
     assert "resuming after step" in resumed.stderr
     plain = [str(word) for word in words[:-2]]
@@ -156,3 +160,18 @@ def test_a_fault_loses_no_save(base, tmp_path, fault):
     assert done.returncode == 0, done.stderr
     one, two = weights(tmp_path / "plain"), weights(tmp_path / "out")
     assert max(float((one[key] - two[key]).abs().max()) for key in one) <= 1e-4
+
+
+def test_a_dry_run_in_several_processes(base, tmp_path, monkeypatch):
+    """They read what the first one writes: the sequences, and the conversion of a source."""
+    data, script = write_jsonl(tmp_path / "data.jsonl"), tmp_path / "faulty.py"
+    script.write_text(FAULTY)
+    words = ["--data", data, "--length", 64, "--steps", 6, "--batch-size", 4, "--sequence-parallel", 2, "--dry-run"]
+    source, out, temporary = base.with_name("source"), tmp_path / "out", tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    for model, more in ((base, []), (source, ["--method", "yarn"])):
+        done = launch(2, script, "none", "finetune", model, out, *words, *more)
+        assert done.returncode == 0, done.stderr[-20000:]
+        assert done.stdout.count("memory") == 1, done.stdout
+    assert not list(temporary.glob("ctxext-dry-run-*"))

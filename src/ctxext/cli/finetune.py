@@ -182,7 +182,8 @@ def finetune(
                     token=run.token,
                     reporter=Reporter(progress=progress, notify=output.note),
                 )
-        print_plan(output, plan)
+        if rank() == 0:
+            print_plan(output, plan)
         return
     try:
         with raise_on_sigterm(), output.progress("training") as progress:

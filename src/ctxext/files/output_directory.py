@@ -85,7 +85,8 @@ def records_training(folder: Path, name: str) -> bool:
 _EXPLANATIONS: Mapping[int, tuple[str, str]] = {
     errno.ENOSPC: (
         'No space left on the disk of "{place}".',
-        "Free some space, then continue eval and compare with --resume. convert --link hard needs no extra space.",
+        "Free some space, then continue finetune, eval, compare and search with --resume. convert --link hard needs no "
+        "extra space.",
     ),
     errno.EDQUOT: ('Disk quota exceeded for "{place}".', "Free some space, or request a larger quota."),
     errno.EFBIG: ('A file exceeds the maximum size on the disk of "{place}".', "Check ulimit -f and the file system."),

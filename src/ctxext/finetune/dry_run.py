@@ -2,15 +2,18 @@
 
 import dataclasses
 import math
+import os
+import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ctxext.files.processes import return_blocks, total_memory
+from ctxext.files.processes import num_processes, rank, return_blocks, total_memory, wait_for
 from ctxext.finetune.arguments import WITHOUT_OWN_MEMORY
 from ctxext.finetune.base import open_model
 from ctxext.finetune.data import DataReport
@@ -123,6 +126,24 @@ def _available_memory(device: torch.device) -> int:
     return int(psutil.virtual_memory().available + psutil.Process().memory_info().rss)
 
 
+@contextmanager
+def _temporary_folder() -> Iterator[Path]:
+    """Create a folder that all processes of a launcher on this machine share; the first one deletes it at the end."""
+    import psutil
+
+    with tempfile.TemporaryDirectory(prefix="ctxext-dry-run-") as own, ExitStack() as cleanup:
+        launcher = psutil.Process(os.getppid())
+        shared = Path(own).with_name(f"ctxext-dry-run-{launcher.pid}-{launcher.create_time():.0f}")
+        if num_processes() == 1:
+            shared = Path(own)
+        elif rank() == 0:
+            shared.mkdir(mode=0o700)
+            cleanup.callback(shutil.rmtree, shared, ignore_errors=True)
+        else:
+            wait_for(shared)
+        yield shared
+
+
 def plan_training(
     model: str,
     read_stages: Sequence[DocumentReader],
@@ -137,9 +158,9 @@ def plan_training(
     return_blocks()
     reporter = reporter or Reporter()
     base, options = open_model(model, options, revision, token)
-    with tempfile.TemporaryDirectory(prefix="ctxext-dry-run-") as folder:
-        base = base.convert(Path(folder), options.original_length, reporter.progress)
-        prepared = prepare(base, Path(folder), read_stages, options, merge=merge, reporter=reporter)
+    with _temporary_folder() as folder:
+        base = base.convert(folder, options.original_length, reporter.progress)
+        prepared = prepare(base, folder, read_stages, options, merge=merge, reporter=reporter)
         options = prepared.options
         num_tokens = sum(
             count_tokens(report, stage.sequence_length)
@@ -150,7 +171,7 @@ def plan_training(
         cost = Cost(prepared.model, options, learned_share=masked_share * prepared.report.num_learned / num_tokens)
         reporter.report_stage(f"measuring two steps of {lengths[0]:,} tokens, then two of {lengths[1]:,}")
         world = prepared.arguments.world_size
-        setup = {"inputs": prepared.inputs, "precision": prepared.precision, "world": world, "folder": Path(folder)}
+        setup = {"inputs": prepared.inputs, "precision": prepared.precision, "world": world, "folder": folder}
         measured = measure_stages(prepared.model, options, lengths, cost, **setup)
     stages = tuple(
         _plan_stage(stage, steps, cost, world) for stage, steps in zip(options.each_stage, measured, strict=True)

@@ -6,14 +6,9 @@ import torch
 
 from ctxext.checkpoint.head import Head
 from ctxext.data.encoding import Encoder
-from ctxext.files.offline import forbid_network
 from ctxext.tasks.needle import Needle
 from ctxext.tasks.retrieval import check_fits, make_questions
 from ctxext.tasks.settings import Settings
-
-with forbid_network():
-    pass
-
 
 _NEEDLES = Settings(tasks=("needle",), samples=2)
 
