@@ -103,7 +103,7 @@ TRAININGS = (
         **{"full": True, "strength": 0.25, "keep_short": True, "stages_length": 1024, "stages_width": 64},
         "stages": ({"steps": 2, "learning_rate": 0.1}, {"steps": 3, "questions": 0.2}),
     },
-    {"sequence_parallel": 4},
+    {"sequence_parallel": 4, "low_memory": True},
 )
 """What options of a training make; in three parts, as some cannot stand together."""
 

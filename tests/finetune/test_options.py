@@ -281,11 +281,11 @@ def test_the_report_of_the_data(counts, choices, lines):
 @pytest.mark.parametrize(
     ("choices", "left"),
     [
-        ({}, "checkpointing quantize positions length"),
-        ({"micro_batch": 2, "checkpointing": True}, "micro-batch quantize positions length"),
-        ({"full": True, "length": 9000}, "LoRA positions length"),
-        ({"quantize": "4bit", "positions": "pose", "checkpointing": True}, "length"),
-        ({"pack": "restart", "checkpointing": True}, "quantize length"),
+        ({}, "checkpointing low-memory quantize positions length"),
+        ({"micro_batch": 2, "checkpointing": True}, "micro-batch low-memory quantize positions length"),
+        ({"full": True, "length": 9000}, "low-memory LoRA positions length"),
+        ({"quantize": "4bit", "positions": "pose", "low_memory": True}, "length"),
+        ({"pack": "restart", "checkpointing": True}, "low-memory quantize length"),
     ],
 )
 def test_remedies_that_are_left(choices, left):
