@@ -39,6 +39,14 @@ _SEQ2SEQ = {
 _PADDED = {**_BERT, "max_position_embeddings": LENGTH + 2}
 _TEXT = {**_BERT, "projection_dim": WIDTH, **_SHARED}
 
+_DEBERTA = {
+    **{key: value for key, value in _BERT.items() if key != "embedding_size"},
+    "relative_attention": True,
+    "position_biased_input": False,
+    "pos_att_type": ["c2p", "p2c"],
+    "type_vocab_size": 0,
+}
+
 LEARNED: dict[str, tuple[str, dict[str, Any]]] = {
     "albert": ("AlbertForMaskedLM", _BERT),
     "bart": ("BartForConditionalGeneration", _SEQ2SEQ),
@@ -47,6 +55,8 @@ LEARNED: dict[str, tuple[str, dict[str, Any]]] = {
     "camembert": ("CamembertForMaskedLM", _PADDED),
     "clip": ("CLIPModel", {"text_config": _TEXT, "projection_dim": WIDTH}),
     "clip_text_model": ("CLIPTextModel", _BERT),
+    "deberta": ("DebertaForMaskedLM", _DEBERTA),
+    "deberta-v2": ("DebertaV2ForMaskedLM", {**_DEBERTA, "max_relative_positions": 8}),
     "distilbert": ("DistilBertForMaskedLM", {"dim": WIDTH, "n_layers": 2, "n_heads": 2, "hidden_dim": 24, **_BERT}),
     "electra": ("ElectraForMaskedLM", _BERT),
     "gpt2": ("GPT2LMHeadModel", _GPT2),
@@ -77,7 +87,7 @@ LEARNED: dict[str, tuple[str, dict[str, Any]]] = {
     "roberta": ("RobertaForMaskedLM", _PADDED),
     "xlm-roberta": ("XLMRobertaForMaskedLM", _PADDED),
 }
-"""Model types with a learned table: the class, and what makes it small."""
+"""Model types with a learned table, of positions or of distances: the class, and what makes it small."""
 
 COMPUTED: dict[str, tuple[str, dict[str, Any]]] = {
     "m2m_100": ("M2M100ForConditionalGeneration", _SEQ2SEQ),
@@ -152,6 +162,16 @@ BUCKETS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Model types with buckets of distances."""
 
+_DEBERTA_V3 = {**_DEBERTA, "position_buckets": 8, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
+RELATIVE: dict[str, tuple[str, dict[str, Any]]] = {
+    "deberta-v3": ("DebertaV2ForMaskedLM", _DEBERTA_V3),
+    "xlnet": (
+        "XLNetLMHeadModel",
+        {"d_model": WIDTH, "n_layer": 2, "n_head": 2, "d_inner": 24, "mem_len": LENGTH, "dropout": 0.0},
+    ),
+}
+"""DeBERTa v3, which is v2 with buckets of distances, and a model with a memory."""
+
 NO_POSITIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "jamba": (
         "JambaForCausalLM",
@@ -175,9 +195,14 @@ SMALL = {
     "sinusoidal": ("xglm", {"max_position_embeddings": 128}),
     "alibi": ("bloom", {"seq_length": 128}),
     "buckets": ("t5", {"n_positions": 128}),
+    "memory": ("xlnet", {"mem_len": 128}),
     "none": ("jamba", {"max_position_embeddings": 128}),
 }
 """A model with each encoding that a method is for, at the length of the small Llama; causal, but for T5."""
+
+
+_TABLES = ("position_embedding", "embed_positions", "wpe", "rel_embed")
+_CLASSES = {"deberta-v3": "deberta-v2", "falcon-rw": "falcon"}
 
 
 def save(
@@ -191,11 +216,13 @@ def save(
 ) -> Path:
     """Save a tiny model with its tokenizer's idea of its length; gives the folder."""
     torch.manual_seed(0)
-    cls, sizes = {**LEARNED, **COMPUTED, **ALIBI, **BUCKETS, **NO_POSITIONS}[model_type]
-    config = AutoConfig.for_model(model_type.removesuffix("-rw"), **{**_SHARED, **sizes, **dict(more)})
+    cls, sizes = {**LEARNED, **COMPUTED, **ALIBI, **BUCKETS, **RELATIVE, **NO_POSITIONS}[model_type]
+    config = AutoConfig.for_model(_CLASSES.get(model_type, model_type), **{**_SHARED, **sizes, **dict(more)})
     model = getattr(transformers, name or cls)(config).to(dtype)
     for key, weight in model.named_parameters():
-        if model_type in LEARNED and any(part in key for part in ("position_embedding", "embed_positions", "wpe")):
+        if model_type in LEARNED and any(
+            part in key for part in ("position_embedding", "embed_positions", "wpe", "rel_embed")
+        ):
             torch.nn.init.normal_(weight)  # Some are saved as zeros, of which every fill makes zeros.
     model.save_pretrained(folder, **options)
     (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": LENGTH}))

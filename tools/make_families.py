@@ -75,7 +75,8 @@ POSITIONS = {
     """,
     "sinusoidal": "ctrl marian musicgen musicgen_melody pegasus speech_to_text_2 xglm",
     "alibi": "bloom mpt",
-    "relative": "cpmant inkling2_loop_text inkling2_text inkling_text mega transfo-xl xlnet",
+    "relative": "cpmant inkling2_loop_text inkling2_text inkling_text mega transfo-xl",
+    "memory": "xlnet",
     "none": "falcon_mamba jamba kimi_linear mamba mamba2 nemotron_h rwkv xlstm zamba",
 }
 
@@ -226,6 +227,30 @@ BY_HAND: dict[str, dict[str, Any]] = {
         "aliases": {"head_dim": "attention_head_dim", "layer_types": "layers_block_type"},
         "defaults": {"attn_layer_period": 6, "attn_layer_offset": 4, "head_dim_multiple": 2},
     },
+    "xlnet": {
+        "length_key": "mem_len",
+        "aliases": {
+            "hidden_size": "d_model",
+            "max_position_embeddings": "mem_len",
+            "num_attention_heads": "n_head",
+            "num_hidden_layers": "n_layer",
+        },
+        "defaults": {
+            "bi_data": False,
+            "clamp_len": -1,
+            "max_position_embeddings": 512,
+            "reuse_len": None,
+            "same_length": False,
+            "use_mems_eval": True,
+        },
+        "supported_values": {
+            "bi_data": [[False], "each half of a batch then has distances of its own direction"],
+            "clamp_len": [[-1, 0], "farther states of the memory then share one distance"],
+            "reuse_len": [[None, 0], "the memory then has gaps, as it keeps only the first states of each segment"],
+            "same_length": [[False], "no query then reads more states than before"],
+            "use_mems_eval": [[True], "it keeps no states of earlier segments"],
+        },
+    },
     "zamba2": {
         "defaults": {"head_dim_multiple": 2, "hybrid_layer_ids": [6, 12, 18, 24, 30, 36, 42, 47, 51]},
         "layers": {"indices": "hybrid_layer_ids", "otherwise": "linear_attention"},
@@ -247,6 +272,20 @@ T5_KEYS = {
 # Trained lengths for a config.json without n_positions: T5 (1910.10683, 3.1.2), mT5 (2010.11934, 3.2), LongT5
 # (2112.07916).
 T5_LENGTHS = {"longt5": 4096, "mt5": 1024, "switch_transformers": 512, "t5": 512, "umt5": 512}
+DEBERTA: dict[str, Any] = {
+    "positions": "learned",
+    "defaults": {
+        "max_position_embeddings": 512,
+        "max_relative_positions": -1,
+        "position_biased_input": True,
+        "position_buckets": -1,
+        "relative_attention": False,
+    },
+    "supported_values": {
+        "relative_attention": [[True], "its only positions are those of an absolute table"],
+        "position_biased_input": [[False], "methods do not extend its absolute table, which it has besides distances"],
+    },
+}
 # Encoders and encoder-decoders that have a method or a documented encoding of positions.
 NOT_CAUSAL: dict[str, dict[str, Any]] = {
     "albert": {"positions": "learned"},
@@ -263,8 +302,8 @@ NOT_CAUSAL: dict[str, dict[str, Any]] = {
     },
     "longformer": {"positions": "learned"},
     "m2m_100": {"positions": "sinusoidal"},
-    "deberta": {"positions": "relative"},
-    "deberta-v2": {"positions": "relative"},
+    "deberta": DEBERTA,
+    "deberta-v2": {**DEBERTA, "positions_by_key": {"position_buckets": "buckets"}},
     **{
         name: {
             "positions": "buckets",

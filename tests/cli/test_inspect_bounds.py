@@ -10,9 +10,9 @@ from ctxext.checkpoint.families import family_of
 from ctxext.converters.inspection import bound_of
 
 CASES = {
-    "deberta": ({"max_relative_positions": 300}, "clipped at max_relative_positions (300"),
-    "deberta-v2": ({"position_buckets": 256, "max_relative_positions": -1}, "256 logarithmic buckets"),
-    "xlnet": ({"mem_len": 40}, "mem_len (40)"),
+    "deberta": ({"max_relative_positions": 300}, "a learned position table"),
+    "deberta-v2": ({"position_buckets": 256, "max_relative_positions": -1}, "an absolute table"),
+    "xlnet": ({"mem_len": 40, "bi_data": True}, "mem_len (40)"),
     "transfo-xl": ({"mem_len": 1600}, "mem_len (1600)"),
     "mamba": ({}, "its state"),
     "whisper": ({}, "this version cannot extend"),
@@ -33,18 +33,17 @@ def test_what_bounds_it(model_type, run, tmp_path):
     assert refused.exit_code == 1
 
 
-@pytest.mark.parametrize(
-    ("model_type", "words"),
-    [
-        ("deberta", "max_relative_positions ({max_relative_positions},"),
-        ("deberta-v2", "({max_relative_positions},"),
-        ("xlnet", "mem_len (not set)"),
-    ],
-)
-def test_missing_values_of_a_configuration_are_defaults_of_transformers(model_type, words):
+@pytest.mark.parametrize("model_type", ["deberta", "deberta-v2", "xlnet"])
+def test_missing_values_of_a_configuration_are_defaults_of_transformers(model_type):
     config = {"model_type": model_type}
-    usual = AutoConfig.for_model(model_type).to_dict()
-    assert words.format(**usual) in bound_of(config, family_of(config))
+    usual, family = AutoConfig.for_model(model_type), family_of(config)
+    keys = {"max_position_embeddings": family.length_key, "position_buckets": ""}
+    names = {key: keys.get(key, key) for key in family.defaults}
+    assert {key: getattr(usual, name) for key, name in names.items() if name} == {
+        key: value for key, value in family.defaults.items() if names[key]
+    }
+    if model_type == "xlnet":
+        assert "mem_len (not set)" in bound_of(config, family)
 
 
 def test_relative_keys_are_no_table_of_positions(run, tmp_path):

@@ -34,13 +34,15 @@ EXAMPLES = {
     "sinusoidal": {"model_type": "marian"},
     "alibi": {"model_type": "bloom"},
     "buckets": {"model_type": "t5"},
+    "memory": {"model_type": "xlnet"},
 }
 CALLED = {
     "rotary": "rotary position embeddings",
     "learned": "learned position embeddings",
     "sinusoidal": "sinusoidal position embeddings",
     "alibi": "ALiBi biases",
-    "buckets": "buckets of relative biases",
+    "buckets": "buckets of distances with learned biases or embeddings",
+    "memory": "sinusoids of distances and a memory of earlier segments",
 }
 
 

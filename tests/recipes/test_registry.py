@@ -20,6 +20,7 @@ OF_ENCODING = {
     "sinusoidal": "marian",
     "alibi": "bloom",
     "buckets": "t5",
+    "memory": "xlnet",
     "none": "cohere2",
 }
 """A family with each encoding."""
@@ -53,6 +54,7 @@ DEFAULTS = {
     "range": {},
     "ntk-alibi": {"rows": "row-wise"},
     "buckets": {},
+    "memory": {},
 }
 
 

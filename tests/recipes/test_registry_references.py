@@ -23,6 +23,7 @@ FUNCTIONS = {
     "attention": ("relation", "temperature"),
     "slopes": ("slopes",),
     "buckets": ("bucket",),
+    "memory": ("states",),
     "length": (),
 }
 

@@ -38,7 +38,7 @@ def test_every_layout_has_a_model():
     assert set(LEARNED) == set(LAYOUTS)
 
 
-@pytest.mark.parametrize("model_type", LEARNED)
+@pytest.mark.parametrize("model_type", [name for name in LEARNED if not LAYOUTS[name].distance_key])
 def test_a_family(model_type, tmp_path):
     source = save(model_type, tmp_path / "source")
     convert(str(source), tmp_path / "out", Recipe([Table(factor=FACTOR, fill="tile")]))

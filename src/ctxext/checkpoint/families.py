@@ -79,7 +79,7 @@ class Family:
 
     Attributes:
         model_type: Its name in config.json.
-        positions: "rotary", "learned", "sinusoidal", "alibi", "relative" or "none".
+        positions: "rotary", "learned", "sinusoidal", "alibi", "buckets", "memory", "relative" or "none".
         text_config: The key under which a multimodal model nests its language model's configuration.
         text_type: The model type of the nested configuration if it names none.
         any_text: Whether the nested configuration may have any model type; otherwise it is fixed.
@@ -117,6 +117,8 @@ class Family:
         switches: Keys that disable the rotary embedding: the value that enables it, and the encoding for other values.
         disputed: Keys that versions of transformers interpret differently: the value with one result in all, and the
             difference.
+        positions_by_key: Encodings that replace `positions` if a key is a positive number.
+        supported_values: The only values of some keys that methods support, and the reason.
         null_disables: Whether null as the base disables the rotary embedding; all other classes fail.
         lengths_by_key: Context lengths in the class if a key is true, which override config.json.
         reads_top_theta: Whether the class reads a base above the schedules, although it nests them by layer type.
@@ -163,6 +165,8 @@ class Family:
     sliding_follows: bool = False
     switches: Mapping[str, list[Any]] = field(default_factory=dict)
     disputed: Mapping[str, list[Any]] = field(default_factory=dict)
+    positions_by_key: Mapping[str, str] = field(default_factory=dict)
+    supported_values: Mapping[str, list[Any]] = field(default_factory=dict)
     null_disables: bool = False
     lengths_by_key: Mapping[str, int] = field(default_factory=dict)
     reads_top_theta: bool = False
@@ -305,6 +309,14 @@ def _apply_switches(config: Mapping[str, Any], family: Family) -> Family:
         if value != rotary and not (isinstance(rotary, bool) and bool(value) == rotary):
             return dataclasses.replace(family, positions=positions)
     text = text_config(config, family)
+    for key, positions in family.positions_by_key.items():
+        value = plain_value(text, family, key)
+        if isinstance(value, int) and value > 0:
+            family = dataclasses.replace(family, positions=positions)
+    for key, (values, why) in family.supported_values.items():
+        value = plain_value(text, family, key)
+        if value not in values:
+            return dataclasses.replace(family, reason=f'"{key}" is {json.dumps(value)}: {why}')
     # The result is for transformers 4 and 5, and no change is right in both if they interpret a key differently.
     for key, (rotary, why) in family.disputed.items():
         if text.get(key, rotary) != rotary:

@@ -19,7 +19,8 @@ _ENCODINGS = {
     "learned": "learned position embeddings: a table with one row per position",
     "sinusoidal": "sinusoidal position embeddings",
     "alibi": "ALiBi: attention biases proportional to the distance",
-    "buckets": "relative biases in buckets of distances (T5)",
+    "buckets": "learned biases or embeddings for buckets of distances (T5, DeBERTa)",
+    "memory": "relative positions and a memory of earlier segments",
     "relative": "relative positions",
     "none": "no position encoding",
 }

@@ -31,30 +31,20 @@ _BY_ENCODING: Mapping[str, str] = {
     "learned": "a learned position table, which this version cannot extend for this family",
     "sinusoidal": "a table of sinusoids, which this version cannot extend for this family",
     "relative": "only distances matter, so no position is out of range",
+    "buckets": "an absolute table besides its buckets of distances, which this version cannot extend",
+    "memory": (
+        "none: its relative sinusoids are computed for any distance; mem_len ({mem_len}) is the number of states of "
+        "earlier segments that it keeps"
+    ),
     "none": "no positions; its state or its window limits the context",
 }
-_CLIPPED = (
-    "distances are clipped at max_relative_positions ({max_relative_positions}, -1 means max_position_embeddings): all "
-    "farther tokens get the same embedding, and more rows would have to be trained"
-)
-_LOGARITHMIC = (
-    "distances fall into {position_buckets} logarithmic buckets up to max_relative_positions "
-    "({max_relative_positions}, -1 means max_position_embeddings): farther ones share the last bucket, so no distance "
-    "is out of range. Longer inputs are untrained"
-)
 _BY_TYPE: Mapping[str, str] = {
-    "deberta": _CLIPPED,
-    "deberta-v2": _LOGARITHMIC,
     "transfo-xl": (
         "none: it reads segments and keeps mem_len ({mem_len}) states of earlier ones; a larger mem_len extends the "
         "context"
     ),
-    "xlnet": (
-        "none: its relative sinusoids are computed for any distance; mem_len ({mem_len}) is the number of states of "
-        "earlier segments that it keeps"
-    ),
 }
-_DEFAULTS: Mapping[str, Any] = {"max_relative_positions": -1, "position_buckets": -1, "mem_len": "not set"}
+_DEFAULTS: Mapping[str, Any] = {"mem_len": "not set"}
 
 
 def bound_of(config: Mapping[str, Any], family: Family) -> str:

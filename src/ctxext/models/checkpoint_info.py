@@ -184,6 +184,7 @@ def _make_names_unique(names: Sequence[tuple[str, str]]) -> list[str]:
 def info_of(name: str, checkpoint: Checkpoint) -> CheckpointInfo:
     """Read the facts about a checkpoint's context from its files."""
     from ctxext.checkpoint.families import family_of
+    from ctxext.recipes.encodings.learned import ClippedTable
     from ctxext.recipes.model_config import is_readable, model_config
 
     names = {path.name for path in checkpoint.files}
@@ -199,6 +200,7 @@ def info_of(name: str, checkpoint: Checkpoint) -> CheckpointInfo:
     has_table = family.positions == "learned" or family.model_type in _BIAS_TABLES
     if is_readable(config, family):
         encoding = model_config(config, checkpoint.original_length).encoding
+        has_table = has_table and not isinstance(encoding, ClippedTable)
         return CheckpointInfo(name, checkpoint, encoding.trained_length, encoding.usable_length, has_table)
     length = next((int(config[key]) for key in _LENGTH_KEYS if config.get(key)), None)
     return CheckpointInfo(name, checkpoint, length, length, has_table)

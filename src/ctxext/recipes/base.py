@@ -18,7 +18,7 @@ from ctxext.recipes.encodings.rotary import Rotary
 from ctxext.recipes.model_config import ModelConfig
 from ctxext.recipes.param import SearchRange, check_value, param, search_ranges
 
-Kind = Literal["table", "base", "schedule", "heads", "attention", "slopes", "buckets", "length"]
+Kind = Literal["table", "base", "schedule", "heads", "attention", "slopes", "buckets", "memory", "length"]
 """Part of a model that a method changes: the rows of a position table, the RoPE base, the schedule of frequencies, the
 scale of each KV head, the attention, the slopes of ALiBi, the buckets of distances, or only the declared length."""
 

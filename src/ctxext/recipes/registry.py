@@ -10,7 +10,7 @@ from ctxext.recipes.base import Method
 _ORDER = (
     *("pi", "ntk", "abf", "ntk-by-parts", "yarn", "llama3", "longrope", "mrrope", "dynamic"),
     *("mspoe", "self-extend", "bifocal", "dca", "rerope", "adaptive", "sinks", "window", "distance-aware"),
-    *("table", "range", "ntk-alibi", "buckets", "declare"),
+    *("table", "range", "ntk-alibi", "buckets", "memory", "declare"),
 )
 """The order of methods in help; other methods follow by name."""
 

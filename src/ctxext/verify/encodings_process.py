@@ -43,7 +43,8 @@ def compare_table(task: dict[str, Any], model: Any, name: str, origin: str | Non
         )
     expected = reference.rows(task["numbers"], old, task["count"])
     difference = (rows - expected.to(table.dtype).double()).abs().max().item()
-    is_kept = bool(torch.equal(rows[: len(old)], old))
+    first = (task["count"] - len(old)) // 2 if task["numbers"].get("distances") else 0
+    is_kept = bool(torch.equal(rows[first : first + len(old)], old))
     scale = expected.abs().max().item()
     return {"name": name, "rows": len(rows), "difference": difference, "scale": scale, "same": same, "kept": is_kept}
 
@@ -52,8 +53,8 @@ def compare_tables(task: dict[str, Any]) -> dict[str, Any]:
     """Compare the position tables of a loaded model with the reference.
 
     The task has `folder`; `auto`, the Auto class that loads it; `tables`, the source's file, if known, by the name of
-    the table in the weights; `endings`; `special`; `length` and `count`, the old and new number of positions; and
-    `numbers`, the step.
+    the table in the weights; `endings`; `special`; `length` and `count`, the old and new number of positions or of rows
+    for distances; and `numbers`, the step, with `distances` for such a table.
     """
     import transformers
 
@@ -65,19 +66,40 @@ def compare_tables(task: dict[str, Any]) -> dict[str, Any]:
 
 SMALL = {"d_model": 8, "d_kv": 4, "d_ff": 8, "vocab_size": 16, "num_layers": 1, "num_decoder_layers": 1, "num_heads": 1}
 SMALL |= {"num_experts": 1, "num_sparse_encoder_layers": 0, "num_sparse_decoder_layers": 0}
+SMALL |= {"hidden_size": 8, "num_attention_heads": 1, "num_hidden_layers": 1, "intermediate_size": 8}
+SMALL |= {"embedding_size": 8, "attention_head_size": 8, "pad_token_id": 0, "pooler_hidden_size": 8}
 TABLE = "relative_attention_bias"
+
+
+def build_small(folder: str, small: dict[str, Any]) -> Any:
+    """Return a small model with random weights and the checkpoint's configuration of positions."""
+    from transformers import AutoConfig, AutoModel
+
+    config = AutoConfig.from_pretrained(folder)
+    for name, value in small.items():
+        if hasattr(config, name):
+            setattr(config, name, value)
+    torch.manual_seed(0)
+    return AutoModel.from_config(config).eval()
+
+
+def record_rows(folder: str, length: int) -> list[tuple[bool, Any]]:
+    """Return that an encoder is bidirectional, and the rows (queries, keys) of DeBERTa's table that it looks up."""
+    rows, model = list[tuple[bool, Any]](), build_small(folder, SMALL)
+    span = len(model.encoder.rel_embeddings.weight) // 2
+
+    def record(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        rows.append((True, (kwargs["relative_pos"].long() + span).clamp(0, 2 * span - 1)))
+
+    model.encoder.layer[0].register_forward_pre_hook(record, with_kwargs=True)
+    with torch.no_grad():
+        model(input_ids=torch.ones(1, length, dtype=torch.long))
+    return rows
 
 
 def record_lookups(folder: str, length: int) -> list[tuple[bool, Any]]:
     """Return for each table whether its stack is bidirectional, and the buckets (queries, keys) of its lookups."""
-    from transformers import AutoConfig, AutoModel
-
-    config = AutoConfig.from_pretrained(folder)
-    for name, value in SMALL.items():
-        if hasattr(config, name):
-            setattr(config, name, value)
-    lookups = list[tuple[bool, Any]]()
-    model = AutoModel.from_config(config).eval()
+    lookups, model = list[tuple[bool, Any]](), build_small(folder, SMALL)
     for name, module in model.named_modules():
         if name.endswith(f".{TABLE}") and "global" not in name:
             is_encoder = name.startswith("encoder")
@@ -88,16 +110,20 @@ def record_lookups(folder: str, length: int) -> list[tuple[bool, Any]]:
     return lookups
 
 
+RECORDERS = {"t5": record_lookups, "deberta": record_rows}
+"""Functions that record the buckets that a model looks up, by the formula of the buckets."""
+
+
 def compare_buckets(task: dict[str, Any]) -> dict[str, Any]:
     """Compare every bucket of distances that a model looks up with the reference.
 
-    The task has `folder`; `numbers`, the step; and `source`, the source's `distance` and `num_buckets`. Buckets depend
-    only on config.json, so the lookups of a tiny model with the checkpoint's configuration are compared. Its input is
-    longer than any distance that it distinguishes, up to 2000 tokens.
+    The task has `folder`; `numbers`, the step; and `source`, the source's `formula`, `distance` and `num_buckets`.
+    Buckets depend only on config.json, so the lookups of a tiny model with the checkpoint's configuration are compared.
+    Its input is longer than any distance that it distinguishes, up to 2000 tokens.
     """
     reference, source = REFERENCES[task["numbers"]["method"]], task["source"]
     length = min(int(source["distance"] * task["numbers"]["factor"]) + 20, 2000)
-    wrong, distances, lookups = set(), set(), record_lookups(task["folder"], length)
+    wrong, distances, lookups = set(), set(), RECORDERS[source["formula"]](task["folder"], length)
     for is_encoder, buckets in lookups:
         queries, keys = buckets.shape[-2:]
         offset = queries if keys == 3 * queries else 0  # A block of LongT5 attends to itself and its neighbours.
@@ -112,6 +138,35 @@ def compare_buckets(task: dict[str, Any]) -> dict[str, Any]:
                 if bucket not in (int(place - 1e-4), int(place + 1e-4)):
                     wrong.add(relative)
     return {"stacks": len(lookups), "distances": len(distances), "wrong": sorted(wrong, key=abs)}
+
+
+SMALL_XLNET = {"d_model": 8, "d_inner": 8, "n_layer": 2, "n_head": 2, "d_head": 4, "vocab_size": 16}
+
+
+def compare_memory(task: dict[str, Any]) -> dict[str, Any]:
+    """Compare a model that reads a text in segments with the reference, which computes them in float64.
+
+    The task has `folder`; `numbers`, the step; and `source`, the source's number of states. Two segments exceed the
+    memory, and the third is read with a full one. The weights are random ones of a tiny model with the checkpoint's
+    configuration.
+    """
+    reference, model = REFERENCES[task["numbers"]["method"]], build_small(task["folder"], SMALL_XLNET)
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    kept = task["numbers"].get("target_length") or round(task["source"]["length"] * task["numbers"]["factor"])
+    sizes = (kept // 2 + 3, kept // 2 + 5, 8)
+    segments = [torch.randint(0, 16, (1, size)) for size in sizes]
+    weights = {name: weight.detach().double() for name, weight in model.named_parameters()}
+    expected = reference.states(weights, model.config.to_dict(), segments, kept)
+    loaded, mems = list[Any](), list[Any]()
+    with torch.no_grad():
+        for segment in segments:
+            output = model(input_ids=segment, mems=mems or None)
+            mems = output.mems
+            loaded.append(output.last_hidden_state)
+    differences = [(a.double() - b).abs().max().item() for a, b in zip(loaded, expected, strict=True)]
+    scale = max(each.abs().max().item() for each in expected)
+    return {"states": len(mems[0]), "expected": kept, "difference": max(differences), "scale": scale}
 
 
 BUILDERS = ("build_alibi_tensor", "build_mpt_alibi_tensor")

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from .decoding_process import compare_decoding, explain_decoding, is_as_wrong, is_wrong
-from .encodings_process import compare_buckets, compare_slopes, compare_tables, differences
+from .encodings_process import compare_buckets, compare_memory, compare_slopes, compare_tables, differences
 from .expected_process import CannotBeMovedError, Expected, Samples, largest_difference, run_and_record
 from .forms_process import Text, compare_forms, expected_outputs, replace_states, run_forms
 from .model_process import LOADED, backend_of, load, load_stock
@@ -158,6 +158,7 @@ CHECKS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "load": load,
     "tables": compare_tables,
     "buckets": compare_buckets,
+    "memory": compare_memory,
     "slopes": compare_slopes,
     "logits": compare,
 }

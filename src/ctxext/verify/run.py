@@ -15,7 +15,7 @@ from ctxext.files.packages import untested_notice
 from ctxext.files.tensor_files import read_safetensors_header
 from ctxext.recipes.code.own_code import check_pinned
 from ctxext.recipes.encodings.biases import Buckets
-from ctxext.recipes.encodings.learned import LearnedTable
+from ctxext.recipes.encodings.learned import ClippedTable, LearnedTable
 from ctxext.verify import file_checks
 from ctxext.verify.conversion import FAILED, PASSED, SKIPPED, Conversion, Finding, quote_names, training_of
 from ctxext.verify.isolated_checks import ScriptFailedError, compare_logits, lacks_package, run_script
@@ -191,7 +191,11 @@ def check_buckets(conversion: Conversion) -> Finding | None:
     task: dict[str, Any] = {
         "check": name,
         "numbers": step.to_dict(),
-        "source": {"distance": plain.distance, "num_buckets": plain.num_buckets},
+        "source": {
+            "formula": plain.layout.formula,
+            "distance": plain.distance,
+            "num_buckets": plain.num_buckets,
+        },
     }
     try:
         report = run_script(conversion.checkpoint, task, methods=[step.name])
@@ -204,12 +208,40 @@ def check_buckets(conversion: Conversion) -> Finding | None:
     return Finding(name, PASSED, f"{report['distances']} distances in {report['stacks']} stacks match the recipe")
 
 
+def check_memory(conversion: Conversion) -> Finding | None:
+    """Check whether a model reads segments with the memory of the recipe, as the reference computes them."""
+    name = "memory"
+    if not conversion.has_recipe or all(step.kind != name for step in conversion.recipe.steps):
+        return None
+    (step,) = (step for step in conversion.recipe.steps if step.kind == name)
+    task = {
+        "check": name,
+        "numbers": step.to_dict(),
+        "source": {"length": conversion.plain_model.encoding.trained_length},
+    }
+    try:
+        report = run_script(conversion.checkpoint, task, methods=[step.name])
+    except ScriptFailedError as error:
+        return Finding(name, FAILED, f"the memory cannot be compared: {error}")
+    if report["states"] != report["expected"]:
+        return Finding(name, FAILED, f"the model keeps {report['states']} states, the recipe {report['expected']}")
+    if not report["difference"] <= _ROUNDING * report["scale"]:
+        return Finding(name, FAILED, f"segments differ from the reference by up to {report['difference']:.1e}")
+    detail = f"{report['states']} states; three segments match the reference (largest difference "
+    return Finding(name, PASSED, f"{detail}{report['difference']:.0e})")
+
+
+_ROUNDING = 1e-5
+"""Largest difference of float32 from the float64 reference, over the scale of the result."""
+
+
 def check_tables(conversion: Conversion) -> Finding | None:
     """Compare each row of the loaded tables with its reference, computed from the source's rows if it is specified."""
     name = "tables"
     if not conversion.has_recipe or not conversion.recipe.rewrites_weights:
         return None
     encoding = conversion.model.encoding
+    is_clipped = isinstance(encoding, ClippedTable)
     # Without names of tables, the model computes them for any length.
     if not isinstance(encoding, LearnedTable) or not encoding.layout.tensors:
         return None
@@ -222,7 +254,9 @@ def check_tables(conversion: Conversion) -> Finding | None:
     (step,) = (step for step in conversion.recipe.steps if step.kind == "table")
     stored = [tensor for tensor in conversion.new_tensors if tensor.endswith(encoding.layout.tensors)]
     names = stored or encoding.layout.tensors  # Computed tables need not be among the weights.
-    files: dict[str, str] = {}
+    plain, files = conversion.plain_model.encoding, dict[str, str]()
+    assert isinstance(plain, LearnedTable)
+    count = encoding.num_rows - encoding.num_special
     if (source := conversion.source) is not None:  # The files of the source that contain the tables.
         for path in reversed(source.loaded_safetensors):
             file = source.folder / path
@@ -233,9 +267,9 @@ def check_tables(conversion: Conversion) -> Finding | None:
         "tables": {tensor: files.get(tensor) for tensor in names},
         "endings": list(encoding.layout.tensors),
         "special": encoding.num_special,
-        "length": encoding.trained_length,
-        "count": encoding.context_length,
-        "numbers": step.to_dict(),
+        "length": plain.num_rows - plain.num_special,
+        "count": count,
+        "numbers": {**step.to_dict(), "distances": is_clipped},
     }
     try:
         report = run_script(conversion.checkpoint, task, methods=[step.name])
@@ -243,8 +277,9 @@ def check_tables(conversion: Conversion) -> Finding | None:
         return Finding(name, FAILED, f"the tables cannot be compared: {error}")
     tables = report["tables"]
     for table in tables:
-        if table["rows"] != encoding.context_length:
-            problem = f'"{table["name"]}" has {table["rows"]} rows for positions, the recipe {encoding.context_length}'
+        if table["rows"] != count:
+            kind = "distances" if is_clipped else "positions"
+            problem = f'"{table["name"]}" has {table["rows"]} rows for {kind}, the recipe {count}'
         elif table.get("unknown"):
             return Finding(name, SKIPPED, "not all rows of the source are in the new table; --against SOURCE compares")
         elif not table["same"]:
@@ -257,7 +292,8 @@ def check_tables(conversion: Conversion) -> Finding | None:
     rows = ", ".join(f"{table['name']}: {table['rows']} rows" for table in tables)
     worst = max(table["difference"] for table in tables)
     is_kept = conversion.source is not None and all(table["kept"] for table in tables)
-    note = f", the first {encoding.trained_length} identical to the source's" if is_kept else ""
+    old = "those of the old distances" if is_clipped else f"the first {encoding.trained_length}"
+    note = f", {old} identical to the source's" if is_kept else ""
     return Finding(name, PASSED, f"{rows} match the recipe (largest difference {worst:.0e}){note}")
 
 
@@ -268,6 +304,7 @@ LOADING: tuple[Check, ...] = (
     check_scores,
     check_tables,
     check_buckets,
+    check_memory,
     check_logits,
 )
 """The checks that load the model."""

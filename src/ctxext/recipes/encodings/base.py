@@ -1,7 +1,7 @@
 """Base of the position encodings, which are read from config.json, changed, written and restored.
 
 A family specifies its encoding (`Family.encoding`), and a method the encoding that it changes (`Method.encoding`).
-Each encoding has a file: `rotary.py`, `learned.py`, `biases.py`, `no_positions.py`.
+Each encoding has a file: `rotary.py`, `learned.py`, `biases.py`, `memory.py`, `no_positions.py`.
 """
 
 import copy
@@ -19,7 +19,8 @@ POSITIONS = {
     "learned": "learned position embeddings",
     "sinusoidal": "sinusoidal position embeddings",
     "alibi": "ALiBi biases",
-    "buckets": "buckets of relative biases",
+    "buckets": "buckets of distances with learned biases or embeddings",
+    "memory": "sinusoids of distances and a memory of earlier segments",
     "relative": "relative position biases",
     "none": "no position embeddings",
 }

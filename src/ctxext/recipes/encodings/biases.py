@@ -1,4 +1,4 @@
-"""Position encodings as biases on scores: ALiBi's fall with the distance, T5's are learned per bucket of distances."""
+"""Position encodings as biases on scores: ALiBi's fall with the distance, those of buckets of distances are learned."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from ctxext.checkpoint.families import Family, read, text_config
 from ctxext.errors import CtxextError
-from ctxext.recipes.encodings.base import Config, Encoding, provenance
+from ctxext.recipes.encodings.base import POSITIONS, Config, Encoding, provenance
 
 _USUAL_BIAS_MAX = 8
 _MOST = 2**31
@@ -67,15 +67,52 @@ def read_alibi(config: Config, family: Family, original_length: int | None = Non
     return Alibi(int(trained), length, heads, bias_max, stops=family.model_type == "mpt")
 
 
-@dataclass(frozen=True)
-class Buckets(Encoding):
-    """Learned biases, one for each bucket of distances and each head.
+@dataclass(frozen=True, kw_only=True)
+class BucketLayout:
+    """A family's buckets of distances.
 
     Attributes:
-        distance: The distance in tokens from which all share the last bucket.
-        num_buckets: The number of buckets; an encoder has half of them for each side.
+        formula: The rule that gives a distance its bucket, a name in verify/references/encodings.py.
+        distance_key: The key of the distance from which all share the last bucket.
+        count_key: The key of the number of buckets.
+        sides: The number of sides that have so many buckets each; 1 if the sides of an encoder share them.
+        tensors: The suffix of the name of a table of vectors; none if the weights have a scalar for each head.
     """
 
+    formula: str
+    distance_key: str
+    count_key: str
+    sides: int = 1
+    tensors: tuple[str, ...] = ()
+
+
+_T5 = BucketLayout(
+    formula="t5", distance_key="relative_attention_max_distance", count_key="relative_attention_num_buckets"
+)
+BUCKET_LAYOUTS: Mapping[str, BucketLayout] = {
+    **dict.fromkeys(("longt5", "mt5", "switch_transformers", "t5", "umt5"), _T5),
+    "deberta-v2": BucketLayout(
+        formula="deberta",
+        distance_key="max_relative_positions",
+        count_key="position_buckets",
+        sides=2,
+        tensors=("encoder.rel_embeddings.weight",),
+    ),
+}
+"""The families with buckets of distances, by model type."""
+
+
+@dataclass(frozen=True)
+class Buckets(Encoding):
+    """Learned biases or embeddings, one for each bucket of distances.
+
+    Attributes:
+        layout: Its keys in config.json, and its formula.
+        distance: The distance in tokens from which all share the last bucket.
+        num_buckets: The number of buckets of both sides; an encoder has half of them for each side.
+    """
+
+    layout: BucketLayout
     distance: int
     num_buckets: int
 
@@ -87,9 +124,19 @@ class Buckets(Encoding):
     @override
     def describe(self) -> str:
         return (
-            f"buckets of relative biases, as in T5: distances of {self.distance} or more tokens share the last of "
+            f"{POSITIONS['buckets']}: distances of {self.distance} or more tokens share the last of "
             f"{self.num_buckets} buckets, so no distance is out of range"
         )
+
+    @property
+    def num_exact(self) -> int:
+        """The number of distances on each side of an encoder that have a bucket to themselves."""
+        return self.num_buckets // 4
+
+    @property
+    def learned_tensors(self) -> tuple[str, ...]:
+        """Name suffix of the table of vectors; scalars of each head are not trained by an adapter."""
+        return self.layout.tensors
 
     @override
     def to_record(self) -> dict[str, Any]:
@@ -105,19 +152,23 @@ class Buckets(Encoding):
     def state_length(self, text: Config, family: Family) -> None:
         # transformers ignores the length and uses the distance.
         super().state_length(text, family)
-        text[_DISTANCE] = self.distance
-
-
-_DISTANCE, _NUM_BUCKETS = "relative_attention_max_distance", "relative_attention_num_buckets"
+        text[self.layout.distance_key] = self.distance
 
 
 def read_buckets(config: Config, family: Family, original_length: int | None = None) -> Buckets:
     """Read the buckets and the context length."""
-    length, distance, count = (
-        _size(config, family, key) for key in ("max_position_embeddings", _DISTANCE, _NUM_BUCKETS)
-    )
+    layout = BUCKET_LAYOUTS[family.model_type]
+    length, count = (_size(config, family, key) for key in ("max_position_embeddings", layout.count_key))
+    distance = read_distance(config, family, layout.distance_key)
     trained = original_length or provenance(config).get("trained_length") or length
-    return Buckets(int(trained), length, distance, count)
+    return Buckets(int(trained), length, layout, distance, layout.sides * count)
+
+
+def read_distance(config: Config, family: Family, key: str) -> int:
+    """Read the largest distance in tokens; DeBERTa's classes replace -1 by the context length."""
+    value = read(config, family, key)
+    is_length = key == "max_relative_positions" and isinstance(value, int) and value < 1
+    return _size(config, family, "max_position_embeddings" if is_length else key)
 
 
 def alibi_slopes(num_heads: int) -> list[float]:

@@ -14,6 +14,7 @@ from typing_extensions import override
 from ctxext.checkpoint.families import DISTANCES, Family, text_config
 from ctxext.errors import CtxextError
 from ctxext.recipes.encodings.base import POSITIONS, Config, Encoding, provenance
+from ctxext.recipes.encodings.biases import read_distance
 
 PADDING = "padding"
 
@@ -27,12 +28,14 @@ class Layout:
         length_keys: The keys of config.json with the length; the first is required.
         special: The number of rows before position 0; "padding" for the rows up to the padding token.
         counts_special: Whether the keys include these rows.
+        distance_key: The key of the largest distance k, if the table has rows for the distances −k to k−1.
     """
 
     tensors: tuple[str, ...]
     length_keys: tuple[str, ...] = ("max_position_embeddings",)
     special: int | str = 0
     counts_special: bool = False
+    distance_key: str = ""
 
     def num_special(self, text: Mapping[str, Any]) -> int:
         """Return the number of rows before position 0."""
@@ -51,6 +54,7 @@ _ENCODER = ("embeddings.position_embeddings.weight",)
 _TOWERS = ("encoder.embed_positions.weight", "decoder.embed_positions.weight")
 _BERT = Layout(tensors=_ENCODER)
 _ROBERTA = Layout(tensors=_ENCODER, special=PADDING, counts_special=True)
+_DEBERTA = Layout(tensors=("encoder.rel_embeddings.weight",), distance_key="max_relative_positions")
 
 LAYOUTS: Mapping[str, Layout] = {
     "albert": _BERT,
@@ -58,6 +62,8 @@ LAYOUTS: Mapping[str, Layout] = {
     "bert": _BERT,
     "biogpt": Layout(tensors=("embed_positions.weight",), special=2),
     "camembert": _ROBERTA,
+    "deberta": _DEBERTA,
+    "deberta-v2": _DEBERTA,
     "clip": Layout(tensors=("text_model.embeddings.position_embedding.weight",)),
     "clip_text_model": Layout(tensors=("embeddings.position_embedding.weight",)),
     "distilbert": _BERT,
@@ -101,6 +107,11 @@ class LearnedTable(Encoding):
     def is_scaled(self) -> bool:
         """Whether rows were added; a source table may have more rows than were trained."""
         return self.is_lengthened and super().is_scaled
+
+    @property
+    def num_rows(self) -> int:
+        """The number of all rows."""
+        return self.num_special + self.context_length
 
     @property
     def num_unused(self) -> int:
@@ -155,6 +166,56 @@ class DistanceTable(LearnedTable):
 
 
 @dataclass(frozen=True)
+class ClippedTable(LearnedTable):
+    """A table with a row for each distance from −k to k−1, to which farther distances are clipped (DeBERTa).
+
+    He et al. 2021 (2006.03654), equation 3, after Shaw et al. 2018.
+
+    Attributes:
+        distance: The largest distance k, in tokens.
+    """
+
+    distance: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows: two for each distance."""
+        return 2 * self.distance
+
+    @property
+    def num_unused(self) -> int:
+        """None: an input of any length uses all rows."""
+        return 0
+
+    @override
+    def at_length(self, length: int) -> Self:
+        # Distances grow as the context does, also if the two differ in the source.
+        distance = round(self.distance * length / self.trained_length)
+        return dataclasses.replace(super().at_length(length), distance=distance)
+
+    @override
+    def describe(self) -> str:
+        return (
+            f"learned embeddings of distances: {self.num_rows} rows, clipped at {self.distance}, so all farther tokens "
+            "have the same embedding"
+        )
+
+    @override
+    def to_record(self) -> dict[str, Any]:
+        return {**super().to_record(), "source_distance": self.distance}
+
+    @override
+    def restore_source(self, record: Mapping[str, Any]) -> Self:
+        plain = super().restore_source(record)
+        return dataclasses.replace(plain, distance=int(record.get("source_distance") or self.distance))
+
+    @override
+    def state_length(self, text: Config, family: Family) -> None:
+        super().state_length(text, family)
+        text[self.layout.distance_key] = self.distance
+
+
+@dataclass(frozen=True)
 class ComputedTable(LearnedTable):
     """A table of sinusoids."""
 
@@ -175,8 +236,10 @@ class ComputedTable(LearnedTable):
 
 def read_learned(config: Config, family: Family, original_length: int | None = None) -> LearnedTable:
     """Read the length of a learned table."""
-    kind = DistanceTable if is_of_distances(config, family) else LearnedTable
-    return kind(*_read(config, family, LAYOUTS, original_length))
+    fields = _read(config, family, LAYOUTS, original_length)
+    if key := fields[2].distance_key:
+        return ClippedTable(*fields, distance=read_distance(config, family, key))
+    return (DistanceTable if is_of_distances(config, family) else LearnedTable)(*fields)
 
 
 def is_of_distances(config: Config, family: Family) -> bool:
@@ -200,7 +263,7 @@ def _read(
         )
     text = text_config(config, family)
     special, key = layout.num_special(text), layout.length_keys[0]
-    length = text.get(key)
+    length = text.get(key, family.defaults.get(key))
     smallest = 2 + special * layout.counts_special
     if not isinstance(length, int) or isinstance(length, bool) or not smallest <= length <= 10**8:
         raise CtxextError(

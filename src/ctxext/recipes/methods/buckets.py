@@ -1,4 +1,4 @@
-"""Wider buckets of distances, for T5 and related models."""
+"""Wider buckets of distances, for T5, DeBERTa and related models."""
 
 import dataclasses
 
@@ -11,10 +11,11 @@ from ctxext.recipes.model_config import ModelConfig
 
 
 class WiderBuckets(Reaching):
-    """Widen T5's buckets of distances, to distinguish farther tokens. Meant for a short fine-tune.
+    """Widen buckets of distances, to distinguish farther tokens. Meant for a short fine-tune.
 
-    Multiplies relative_attention_max_distance, beyond which all distances share one bucket, by the factor. Use it for
-    T5-style models if they must distinguish far tokens; they accept any length already. T5 (1910.10683), section 2.1.
+    Multiplies the distance beyond which all share one bucket by the factor: relative_attention_max_distance of T5-style
+    models, max_relative_positions of DeBERTa v2 and v3. Use it for models that must distinguish far tokens; they accept
+    any length already. T5 (1910.10683), section 2.1; DeBERTa (2006.03654).
     """
 
     name = "buckets"
@@ -30,7 +31,7 @@ class WiderBuckets(Reaching):
         assert isinstance(model.encoding, Buckets)
         return (
             "the source supports any length, as far distances share a bucket, and the benefit of wider buckets is not "
-            f"measured; inputs of more than {model.encoding.num_buckets // 4} tokens change, so fine-tune briefly and "
+            f"measured; inputs of more than {model.encoding.num_exact} tokens change, so fine-tune briefly and "
             "measure before and after."
         )
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from typing_extensions import override
 
-from ctxext.recipes.encodings.learned import COMPUTED
+from ctxext.recipes.encodings.learned import COMPUTED, LearnedTable
 from ctxext.recipes.methods.fills import continue_sinusoids
 from ctxext.recipes.methods.table import Rows
 
@@ -24,5 +24,5 @@ class Range(Rows):
     caution = "positions beyond the original context length are untrained, and quality is lower there."
 
     @override
-    def rows(self, raw: memoryview, dtype: str, width: int, special: int, new: int) -> Iterator[bytes]:
-        return continue_sinusoids(raw, dtype, width, special, new)
+    def rows(self, raw: memoryview, dtype: str, width: int, new: LearnedTable) -> Iterator[bytes]:
+        return continue_sinusoids(raw, dtype, width, new.num_special, new.context_length)

@@ -17,12 +17,13 @@ from ctxext.recipes.encodings.base import Config, Encoding
 from ctxext.recipes.encodings.learned import (
     BUFFERS,
     LAYOUTS,
+    ClippedTable,
     Layout,
     LearnedTable,
     is_of_distances,
     tensors_named,
 )
-from ctxext.recipes.methods.fills import DTYPES, FILLS, KEEPS_ROWS, fill_rows
+from ctxext.recipes.methods.fills import DISTANCE_FILLS, DTYPES, FILLS, KEEPS_ROWS, fill_rows
 from ctxext.recipes.model_config import ModelConfig
 from ctxext.recipes.param import param
 
@@ -39,17 +40,17 @@ class Rows(Reaching):
     """True if the table may be missing from the weights, as it can be computed."""
 
     def num_source_rows(self, table: LearnedTable) -> int:
-        """Return the number of the source's position rows from which new ones are computed.
+        """Return the number of the source's rows from which new ones are computed, special rows included.
 
         By default, all rows are used.
         """
-        return table.context_length
+        return table.num_rows
 
     @abstractmethod
-    def rows(self, raw: memoryview, dtype: str, width: int, special: int, new: int) -> Iterator[bytes]:
+    def rows(self, raw: memoryview, dtype: str, width: int, new: LearnedTable) -> Iterator[bytes]:
         """Return an iterator over the bytes of the longer table.
 
-        It is computed from the bytes of the old one (arguments as in `fills.filled`).
+        It is computed from the bytes of the old one (arguments as in `fills.fill_rows`).
         """
 
     @classmethod
@@ -84,30 +85,30 @@ class Rows(Reaching):
             expected = " or ".join(table.layout.tensors)
             problem = f"several position tables: {', '.join(names)}" if names else f"no position table {expected}"
             raise CtxextError(f'The weights of "{source.name}" have {problem}.')
-        rows = table.num_special + table.context_length
-        new = table.num_special + self.length_after(table)
+        new = table.at_length(self.length_after(table))
+        old_length, new_length = (table.num_special + each.context_length for each in (table, new))
         buffers = [name for ending in BUFFERS for name in tensors_named([*stored], ending)]
         return (
-            *(self._table(*stored[name], name, table, rows) for name in names),
-            *(_buffer(*stored[name], name, rows, new) for name in buffers),
+            *(self._table(*stored[name], name, table, new) for name in names),
+            *(_buffer(*stored[name], name, old_length, new_length) for name in buffers),
         )
 
-    def _table(self, path: Path, entry: dict[str, Any], name: str, table: LearnedTable, rows: int) -> NewTensor:
+    def _table(self, path: Path, entry: dict[str, Any], name: str, table: LearnedTable, new: LearnedTable) -> NewTensor:
         shape, dtype = tuple(entry["shape"]), entry["dtype"]
-        if len(shape) != 2 or shape[0] != rows or not shape[1]:
+        if len(shape) != 2 or shape[0] != table.num_rows or not shape[1]:
             raise CtxextError(
-                f'"{name}" has the shape {list(shape)}; config.json specifies {rows} rows.',
+                f'"{name}" has the shape {list(shape)}; config.json specifies {table.num_rows} rows.',
                 hint="Correct the length in config.json, or download the checkpoint again.",
             )
         if dtype not in DTYPES:
             raise CtxextError(f'"{name}" is {dtype}, which is not supported.', hint=f"Supported: {', '.join(DTYPES)}.")
-        new, special, width = self.length_after(table), table.num_special, shape[1]
-        used = (special + self.num_source_rows(table)) * width * BITS[dtype] // 8
+        width = shape[1]
+        used = self.num_source_rows(table) * width * BITS[dtype] // 8
 
         def pieces(raw: memoryview) -> Iterator[bytes]:
-            return self.rows(raw[:used], dtype, width, special, new)
+            return self.rows(raw[:used], dtype, width, new)
 
-        return NewTensor(name, path, dtype, shape, (special + new, width), pieces)
+        return NewTensor(name, path, dtype, shape, (new.num_rows, width), pieces)
 
 
 def _buffer(path: Path, entry: dict[str, Any], name: str, rows: int, new: int) -> NewTensor:
@@ -146,7 +147,7 @@ class Table(Rows):
     @override
     def num_source_rows(self, table: LearnedTable) -> int:
         # Rows beyond the trained length may exist, but they are unused.
-        return table.trained_length
+        return table.num_rows - table.num_unused
 
     @override
     def summary(self) -> str:
@@ -166,13 +167,17 @@ class Table(Rows):
     def caution_for(self, model: ModelConfig) -> str:
         unchanged = "inputs within the original context length give the same output"
         changed = "every input changes, including short ones"
-        trained = model.encoding.trained_length
+        table, trained = model.encoding, model.encoding.trained_length
+        computed = f"rows from {trained} on are computed from the first {trained}"
+        if isinstance(table, ClippedTable):
+            computed = f"rows of distances from {table.distance} on are computed from those of nearer ones"
+            unchanged = f"inputs of up to {table.distance} tokens give the same output"
         return (
-            f"rows from {trained} on are computed from the first {trained} and are untrained, so fine-tune briefly "
-            "(ctxext finetune also trains the table) and measure before and after; "
-            f"{unchanged if self.fill in KEEPS_ROWS else changed}."
+            f"{computed} and are untrained, so fine-tune briefly (ctxext finetune also trains the table) and measure "
+            f"before and after; {unchanged if self.fill in KEEPS_ROWS else changed}."
         )
 
     @override
-    def rows(self, raw: memoryview, dtype: str, width: int, special: int, new: int) -> Iterator[bytes]:
-        return fill_rows(raw, dtype, width, special, new, self.fill)
+    def rows(self, raw: memoryview, dtype: str, width: int, new: LearnedTable) -> Iterator[bytes]:
+        fills = DISTANCE_FILLS if new.layout.distance_key else FILLS
+        return fill_rows(raw, dtype, width, new.num_special, new.num_rows - new.num_special, self.fill, fills)

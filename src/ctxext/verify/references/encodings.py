@@ -1,7 +1,9 @@
-"""Methods for encodings other than RoPE: ALiBi slopes, buckets of distances, position tables."""
+"""Methods for encodings other than RoPE: ALiBi slopes, buckets of distances, tables of positions or distances."""
 
 import math
 from types import SimpleNamespace as Reference
+
+from .relative import xlnet_states
 
 
 def alibi_slopes(heads):
@@ -31,11 +33,30 @@ def ntk_alibi(settings, heads, m):
 
 
 def bucket(numbers, source, relative):
-    """Return the bucket of a distance: T5 (1910.10683), section 2.1, and its code in Mesh TensorFlow.
+    """Return the bucket of a distance by the formula of the source, not rounded down.
 
-    The result is not rounded down. `source` has the source's `distance`, and `num_buckets` and `bidirectional` of its
-    stack.
+    `source` has `formula`, the source's `distance`, and `num_buckets` and `bidirectional` of its stack.
     """
+    return BUCKETS[source["formula"]](numbers, source, relative)
+
+
+def deberta_bucket(numbers, source, relative):
+    """Return the row of a distance in DeBERTa's table (2006.03654), by the code that was published with v2 and v3.
+
+    A half of the buckets of each side has a single distance; the others are logarithmic and rounded up.
+    """
+    distance, span = round(source["distance"] * numbers["factor"]), source["num_buckets"] // 2
+    half, away = span // 2, abs(relative)
+    if away <= half:
+        return span - relative
+    place = math.log(away / half) / math.log((distance - 1) / half) * (half - 1)
+    # The key precedes the query if `relative` is negative. Rounding x up is rounding x + 1 down, or -x.
+    row = span + half + place + 1 if relative < 0 else span - half - place
+    return min(max(row, 0), 2 * span - 1)
+
+
+def t5_bucket(numbers, source, relative):
+    """Return the bucket of a distance in T5 (1910.10683), section 2.1, and its code in Mesh TensorFlow."""
     distance, count, first = source["distance"] * numbers["factor"], source["num_buckets"], 0
     if source["bidirectional"]:
         count, first = count // 2, count // 2 if relative > 0 else 0
@@ -47,9 +68,35 @@ def bucket(numbers, source, relative):
     return first + min(place, count - 1)
 
 
+BUCKETS = {"t5": t5_bucket, "deberta": deberta_bucket}
+
+
 def table(numbers, old, count):
-    """Return a longer position table, by `fill`: `count` positions from the old table, tensors (positions, width)."""
+    """Return a longer table, by `fill`: `count` rows from the old table, tensors (rows, width).
+
+    Rows are those of positions, or with `distances` of the distances from -count / 2 to count / 2 - 1.
+    """
+    if numbers.get("distances"):
+        return distances(numbers, old, count)
     return FILLS[numbers["fill"]](numbers, old, count)
+
+
+def distances(numbers, old, count):
+    """Return a longer table of distances (Shaw et al. 1803.02155), each side by the rule of positions.
+
+    With `linear` the distance d is at d * len(old) / count, so that distance 0 stays.
+    """
+    half, new = len(old) // 2, []
+    behind, ahead = old[:half].flip(0), old[half:]
+    if numbers["fill"] == "tile":
+        return stack_rows([*tile(numbers, behind, count // 2).flip(0), *tile(numbers, ahead, count // 2)])
+    for d in range(-(count // 2), count // 2):
+        at = min(abs(d) * len(old) / count, half if d < 0 else half - 1)
+        side = [ahead[0], *behind] if d < 0 else ahead
+        below = int(at)
+        above = min(below + 1, len(side) - 1)
+        new.append(side[below] + (at - below) * (side[above] - side[below]))
+    return stack_rows(new)
 
 
 def tile(numbers, old, count):
@@ -79,7 +126,10 @@ FILLS = {"tile": tile, "linear": linear}
 
 
 def table_original(numbers, new, length, count):
-    """Return the indices of the old positions in the new table, or None if it does not contain all of them."""
+    """Return the indices of the old rows in the new table, or None if it does not contain all of them."""
+    if numbers.get("distances"):
+        step = 1 if numbers["fill"] == "tile" else count / length
+        return [count // 2 + d * int(step) for d in range(-(length // 2), length // 2)] if step == int(step) else None
     if numbers["fill"] == "tile":
         return list(range(length))
     return [i * count // length for i in range(length)] if count % length == 0 else None
@@ -102,5 +152,6 @@ REFERENCES = {
     "range": Reference(rows=sinusoidal, original=sinusoidal_original),
     "ntk-alibi": Reference(slopes=ntk_alibi),
     "buckets": Reference(bucket=bucket),
+    "memory": Reference(states=xlnet_states),
     "declare": Reference(),  # No formula: the rotation must equal that of the source.
 }
