@@ -150,7 +150,7 @@ def models_page() -> str:
         f"{'self-extend' if _has_schedule(known) else 'yarn'} |"
         for known in known_models()
     ]
-    return "\n".join([*_MODELS.splitlines(), *rows, ""])
+    return "\n".join([*_MODELS.splitlines(), *rows, *_DISTANCES.splitlines(), ""])
 
 
 def _target(known: KnownModel) -> str:
@@ -187,6 +187,18 @@ The config.json of these models declares a length other than the original one, w
 
 | models | original | target | method |
 |---|---|---|---|"""
+
+_DISTANCES = """
+## Distances instead of positions
+
+These models have no rotary embedding, and their context length is that of their training. They read any length, but
+distances beyond it are not distinguished, and their tokenizers stop there. `--factor 4` gives 2,048 tokens.
+
+| models | original | distances | method |
+|---|---|---|---|
+| microsoft/deberta-v3-base, -large, mdeberta-v3-base | 512 | 256 buckets a side; 512 or more share the last | buckets |
+| microsoft/deberta-base, -large, -xlarge | 512 | a table of 1024 rows, clipped at 512 | table |
+| xlnet/xlnet-base-cased, -large-cased | any | computed | memory, after setting `mem_len` |"""
 
 _LENGTHS = """# Lengths
 

@@ -128,8 +128,9 @@ class Table(Rows):
     """Lengthen a table of learned positions with rows computed from the existing ones. Meant for a short fine-tune.
 
     Use it for BERT, RoBERTa, GPT-2, OPT and other models without RoPE. tile repeats the rows, p_(k mod L), and leaves
-    short inputs unchanged. linear interpolates over the new length, so every input changes. Beltagy et al. 2020
-    (Longformer), section 5.
+    short inputs unchanged. linear interpolates over the new length, so every input changes. Tables of distances
+    (DeBERTa v1, v2 without buckets) are filled on both sides of distance 0. Beltagy et al. 2020 (Longformer),
+    section 5; Shaw et al. 2018 (1803.02155).
     """
 
     name = "table"
