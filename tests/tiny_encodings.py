@@ -200,7 +200,6 @@ SMALL = {
 }
 """A model with each encoding that a method is for, at the length of the small Llama; causal, but for T5."""
 
-
 _TABLES = ("position_embedding", "embed_positions", "wpe", "rel_embed")
 _CLASSES = {"deberta-v3": "deberta-v2", "falcon-rw": "falcon"}
 
@@ -220,9 +219,7 @@ def save(
     config = AutoConfig.for_model(_CLASSES.get(model_type, model_type), **{**_SHARED, **sizes, **dict(more)})
     model = getattr(transformers, name or cls)(config).to(dtype)
     for key, weight in model.named_parameters():
-        if model_type in LEARNED and any(
-            part in key for part in ("position_embedding", "embed_positions", "wpe", "rel_embed")
-        ):
+        if model_type in LEARNED and any(part in key for part in _TABLES):
             torch.nn.init.normal_(weight)  # Some are saved as zeros, of which every fill makes zeros.
     model.save_pretrained(folder, **options)
     (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": LENGTH}))

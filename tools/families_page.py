@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ctxext.checkpoint.auto_class import MASKED, MULTIMODAL
 from ctxext.checkpoint.families import FAMILIES, family_of
@@ -63,8 +64,14 @@ def _unswept(versions: Sequence[tuple[str, Results]]) -> list[str]:
 
 def supporting_families(method: type[Method]) -> list[str]:
     """Return the families that support a method for an encoding other than rotary."""
-    configs = ({"model_type": name, "alibi": method.encoding == "alibi"} for name in sorted(FAMILIES))
-    return [str(config["model_type"]) for config in configs if not method.refusal(config, family_of(config))]
+    names = []
+    for name, family in sorted(FAMILIES.items()):
+        config: dict[str, Any] = {"model_type": name, "alibi": method.encoding == "alibi"}
+        config |= {key: values[0] for key, (values, _) in family.supported_values.items()}
+        config |= {key: 256 for key, positions in family.positions_by_key.items() if positions == method.encoding}
+        if not method.refusal(config, family_of(config)):
+            names.append(name)
+    return names
 
 
 def families_page() -> str:
@@ -77,8 +84,9 @@ def families_page() -> str:
     unswept = [name for name, family in FAMILIES.items() if family.positions == "rotary" and name not in swept]
     others: dict[str, list[str]] = {}
     for name, family in sorted(FAMILIES.items()):
-        if family.positions != "rotary":
-            others.setdefault(family.positions, []).append(name)
+        for positions in (family.positions, *family.positions_by_key.values()):
+            if positions != "rotary":
+                others.setdefault(positions, []).append(name)
     groups: dict[str, list[str]] = {}
     for name in sorted({*now, *before}):
         mark = "⁵" if before and name not in before else "" if name in now else f" ({old} only)"

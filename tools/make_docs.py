@@ -198,7 +198,7 @@ distances beyond it are not distinguished, and their tokenizers stop there. `--f
 |---|---|---|---|
 | microsoft/deberta-v3-base, -large, mdeberta-v3-base | 512 | 256 buckets a side; 512 or more share the last | buckets |
 | microsoft/deberta-base, -large, -xlarge | 512 | a table of 1024 rows, clipped at 512 | table |
-| xlnet/xlnet-base-cased, -large-cased | any | computed | memory, after setting `mem_len` |"""
+| xlnet/xlnet-base-cased, -large-cased | any | computed | memory, with `--mem-len` |"""
 
 _LENGTHS = """# Lengths
 

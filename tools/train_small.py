@@ -1,9 +1,9 @@
-"""Train a small model of another kind than the demo: BLOOM-like, GPT-2-like or BERT-like. Minutes on one CPU core.
+"""Train a small model of another kind than the demo: BLOOM-, GPT-2-, BERT- or DeBERTa-like. Minutes on one CPU core.
 
     python tools/train_small.py gpt2 --work work-folder --out gpt2-small
 
 All learn on 128 tokens with the demo checkpoint's tokenizer. The decoders learn what it learned.
-The encoder learns to fill in masked tokens of the package's prose: looking facts up both ways was not learned within an
+Encoders learn to fill in masked tokens of the package's prose: looking facts up both ways was not learned within an
 hour. Every batch is made from the seed and the number of its step; run it again with the same work folder and it goes
 on from its last state.
 """
@@ -27,7 +27,7 @@ from ctxext.data import prose
 from ctxext.demo.corpus import Example, make_example
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("kind", choices=("bloom", "gpt2", "bert"))
+parser.add_argument("kind", choices=("bloom", "gpt2", "bert", "deberta"))
 parser.add_argument("--work", type=Path, required=True, help="folder for the state of the run")
 parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoint")
 parser.add_argument("--seed", type=int, default=0)
@@ -52,7 +52,8 @@ STAGES = (
 EMBEDDING_DEVIATION, EMBEDDING_RATE = 0.15, 0.3  # how embeddings begin, and their learning rate beside the others'
 FEWEST, WIDEN_FROM, WIDEN_STEPS = 0.03, 300, 80  # share of numbers in use, and how often it doubles from which step
 LANGUAGE_WEIGHT, LANGUAGE_SHARE = 0.5, 0.25  # decoders: prose is scored at a quarter of its tokens, which is cheaper
-MASKED_SHARE = 0.3  # the encoder: of all tokens
+MASKED_SHARE = 0.3  # encoders: of all tokens
+IS_ENCODER = options.kind in ("bert", "deberta")
 ENDS = [round(options.scale * sum(stage[0] for stage in STAGES[: i + 1])) for i in range(len(STAGES))]
 BEGIN, END, PAD, MASK = "<|begin|>", "<|end|>", "<|pad|>", "<|mask|>"
 
@@ -60,11 +61,11 @@ BEGIN, END, PAD, MASK = "<|begin|>", "<|end|>", "<|pad|>", "<|mask|>"
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """Return the demo's tokenizer.
 
-    For the encoder it also has padding and mask tokens, and adds an end token after every text.
+    For encoders it also has padding and mask tokens, and adds an end token after every text.
     """
     inner = Tokenizer.from_file(str(Path(ctxext.demo.__file__).parent / "checkpoint" / "tokenizer.json"))
     names = {"bos_token": BEGIN, "eos_token": END}
-    if options.kind == "bert":
+    if IS_ENCODER:
         inner.add_special_tokens([PAD, MASK])
         inner.post_processor = processors.TemplateProcessing(
             single=f"{BEGIN} $A {END}",
@@ -89,18 +90,23 @@ def make_model(vocabulary: int) -> Any:
                 n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, n_inner=INNER, n_positions=WINDOW, **no_dropout, **shared
             )
         )
-    return transformers.BertForMaskedLM(
-        transformers.BertConfig(
-            hidden_size=WIDTH,
-            num_hidden_layers=LAYERS,
-            num_attention_heads=HEADS,
-            intermediate_size=INNER,
-            max_position_embeddings=WINDOW,
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-            pad_token_id=tokenizer.pad_token_id,
-            **shared,
-        )
+    shared |= {
+        "hidden_size": WIDTH,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "intermediate_size": INNER,
+        "max_position_embeddings": WINDOW,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    if options.kind == "bert":
+        return transformers.BertForMaskedLM(transformers.BertConfig(**shared))
+    # As DeBERTa v3, which has half as many buckets of distances on each side as positions.
+    distances = {"relative_attention": True, "position_buckets": WINDOW // 2, "norm_rel_ebd": "layer_norm"}
+    attention = {"pos_att_type": ["p2c", "c2p"], "share_att_key": True, "position_biased_input": False}
+    return transformers.DebertaV2ForMaskedLM(
+        transformers.DebertaV2Config(type_vocab_size=0, **distances, **attention, **shared)
     )
 
 
@@ -110,11 +116,10 @@ def make_batch(step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     rng = random.Random(f"{options.seed} {step}")
     length = rng.choices(list(lengths), list(lengths.values()))[0]
     variety = min(1.0, FEWEST * 2 ** (max(0, step - options.scale * WIDEN_FROM) / WIDEN_STEPS))
-    is_encoder = options.kind == "bert"
     examples, offsets = [], []
     # An encoder learns only from its masked tokens, so its batches are twice as large.
-    for _ in range((2 if is_encoder else 1) * tokens // length):
-        if is_encoder:
+    for _ in range((2 if IS_ENCODER else 1) * tokens // length):
+        if IS_ENCODER:
             text = encode(" ".join(islice(prose.sentences(rng), length // 8)))[: length - 2]
             examples.append(Example([0, *text, *[2] * (length - 2 - len(text))], [False] * (length - 1)))
         else:
@@ -122,9 +127,9 @@ def make_batch(step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
             examples.append(make_example(encode, start, rng, length, prompt_share, variety))
         # Only visited rows of a table are trained: half of the short documents begin anywhere in the window.
         offsets.append(rng.randint(0, WINDOW - length) if rng.random() < 0.5 else 0)
-    closing = [1] * is_encoder
+    closing = [1] * IS_ENCODER
     ids = torch.tensor([example.ids + closing for example in examples])
-    is_answer = torch.tensor([example.is_answer + [False] * is_encoder for example in examples])
+    is_answer = torch.tensor([example.is_answer + [False] * IS_ENCODER for example in examples])
     return ids, is_answer, torch.tensor(offsets)[:, None] + torch.arange(length)
 
 
@@ -136,14 +141,14 @@ def losses_of(step: int) -> tuple[torch.Tensor, torch.Tensor, float]:
     ids, is_answer, positions = make_batch(step)
     drawn = torch.rand(ids.shape, generator=torch.Generator().manual_seed(step))
     given = {} if options.kind == "bloom" else {"position_ids": positions}
-    if options.kind == "bert":
+    if IS_ENCODER:
         chosen = (drawn < MASKED_SHARE) & (ids > 1)
         # Of the chosen, 80 % are masked, 10 % replaced, 10 % unchanged (Devlin et al. 2018, section 3.1).
         fate = torch.rand(ids.shape, generator=torch.Generator().manual_seed(step + 10**6))
         other = torch.randint(2, tokenizer.mask_token_id - 1, ids.shape, generator=torch.Generator().manual_seed(step))
         seen = torch.where(chosen & (fate < 0.8), tokenizer.mask_token_id, ids)
         seen = torch.where(chosen & (fate >= 0.9), other, seen)
-        hidden, targets, answers = model.bert(seen, **given).last_hidden_state, ids, is_answer
+        hidden, targets, answers = model.base_model(seen, **given).last_hidden_state, ids, is_answer
         logits = model.cls(hidden[chosen])
     else:
         targets, answers = ids[:, 1:], is_answer[:, 1:]

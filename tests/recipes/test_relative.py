@@ -49,6 +49,14 @@ def sources(tmp_path_factory):
     return {name: save(name, place / name) for name in (*METHODS, "xlnet")}
 
 
+def copy_changed(source, folder, **changes):
+    """Copy a checkpoint with other values in config.json."""
+    shutil.copytree(source, folder)
+    config = json.loads((source / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    return folder
+
+
 def batch(length):
     """A text, and a shorter one that is padded."""
     ids = torch.randint(4, VOCABULARY, (2, length), generator=torch.Generator().manual_seed(length))
@@ -171,7 +179,7 @@ def test_xlnet_reads_segments_as_the_reference(factor, sources, tmp_path):
         ("deberta", Table(factor=2), check_tables),
         ("deberta-v2", Table(factor=1.5, fill="linear"), check_tables),
         ("deberta-v3", WiderBuckets(factor=4), check_buckets),
-        ("xlnet", LongerMemory(target_length=40), check_memory),
+        ("xlnet", LongerMemory(mem_len=40), check_memory),
     ],
 )
 def test_verify_compares_the_loaded_model(name, step, check, sources, tmp_path):
@@ -205,19 +213,60 @@ def test_verify_compares_the_loaded_model(name, step, check, sources, tmp_path):
         ("xlnet", {"same_length": True}, "memory", '"same_length" is true'),
         ("xlnet", {"reuse_len": 4}, "memory", '"reuse_len" is 4'),
         ("xlnet", {"use_mems_eval": False}, "memory", '"use_mems_eval" is false'),
-        ("xlnet", {"mem_len": None}, "memory", "no usable mem_len"),
     ],
 )
 def test_what_no_method_supports_is_refused_by_name(name, changes, method, words, sources, tmp_path, run):
-    config = json.loads((sources[name] / "config.json").read_text())
-    source = shutil.copytree(sources[name], tmp_path / "source")
-    (source / "config.json").write_text(json.dumps({**config, **changes}))
-    refused = run("convert", source, tmp_path / "out", "--method", method, "--factor", 2, "--dry-run")
-    assert refused.exit_code == 1
-    assert words in refused.exception.message
+    source = copy_changed(sources[name], tmp_path / "source", **changes)
     inspection = inspect_checkpoint(open_checkpoint(str(source), weights=False))
     assert all(inspection.methods.values())
     assert inspection.bound
+    (source / "model.safetensors").write_bytes(b"not read")
+    refused = run("convert", source, tmp_path / "out", "--method", method, "--factor", 2, "--dry-run")
+    assert refused.exit_code == 1
+    assert words in refused.exception.message
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "options", "words"),
+    [
+        ("xlnet", {"mem_len": -3}, ["--factor", 2], "mem_len"),
+        ("xlnet", {"mem_len": None}, ["--factor", 2], "config.json sets no mem_len"),
+        ("xlnet", {}, [], "memory needs a factor or a number of states"),
+        ("xlnet", {}, ["--factor", 2, "--mem-len", 40], "not both"),
+        ("xlnet", {}, ["--mem-len", 8], "but the result would have 8"),
+        ("deberta-v3", {"max_relative_positions": 5}, ["--factor", 2], '"max_relative_positions" is 5'),
+        ("deberta-v3", {"position_buckets": 1}, ["--factor", 2], '"position_buckets" 1'),
+    ],
+)
+def test_lengths_without_a_result_are_refused(name, changes, options, words, sources, tmp_path, run):
+    source = copy_changed(sources[name], tmp_path / "source", **changes)
+    method = "memory" if name == "xlnet" else "buckets"
+    refused = run("convert", source, tmp_path / "out", "--method", method, *options, "--dry-run")
+    assert refused.exit_code == 1
+    assert words in refused.exception.message
+
+
+def test_the_smallest_distance_with_logarithmic_buckets_is_extended(sources, tmp_path):
+    source = copy_changed(sources["deberta-v3"], tmp_path / "source", max_relative_positions=6)
+    convert(str(source), tmp_path / "out", Recipe([WiderBuckets(factor=2)]), check=False)
+    assert torch.isfinite(states(tmp_path / "out", *batch(40))).all()
+
+
+def test_a_memory_without_a_limit_gets_one(sources, tmp_path):
+    """Published configurations have a null, with which the model keeps all states."""
+    source = copy_changed(sources["xlnet"], tmp_path / "source", mem_len=None)
+    tokenizer = (source / "tokenizer_config.json").read_text()
+    made = convert(str(source), tmp_path / "out", Recipe([LongerMemory(mem_len=600)]))
+    assert any("keeps the states of all earlier segments" in caution for caution in made.plan.cautions)
+    assert json.loads((tmp_path / "out/config.json").read_text())["mem_len"] == 600
+    assert (tmp_path / "out/tokenizer_config.json").read_text() == tokenizer, "a segment stays as long"
+    # Up to 600 states, both keep all.
+    sizes = (40, 30, 70, 8)
+    assert all(map(torch.equal, read_segments(source, sizes)[1], read_segments(tmp_path / "out", sizes)[1]))
+    again = convert(
+        str(tmp_path / "out"), tmp_path / "again", Recipe([LongerMemory(mem_len=900)]), replace_scaling=True
+    )
+    assert again.plan.start.config["mem_len"] is None
 
 
 def test_absent_keys_are_defaults_of_the_class():
@@ -241,3 +290,44 @@ def test_the_configuration_names_the_new_distances(sources, tmp_path):
         assert json.loads((tmp_path / name / "tokenizer_config.json").read_text())["model_max_length"] == 4 * LENGTH
         with pytest.raises(CtxextError, match="already extended"):
             convert(str(tmp_path / name), tmp_path / "twice", Recipe([step]))
+
+
+HEADS = {
+    "deberta": ("DebertaForSequenceClassification", Table(factor=2)),
+    "deberta-v2": ("DebertaV2ForSequenceClassification", Table(factor=2, fill="linear")),
+    "deberta-v3": ("DebertaV2ForSequenceClassification", WiderBuckets(factor=2)),
+    "xlnet": ("XLNetForSequenceClassification", LongerMemory(factor=2)),
+}
+
+
+def convert_classifier(name, place):
+    """Convert a model that distinguishes three classes; return the folders of the source and of the result."""
+    head, step = HEADS[name]
+    source = save(name, place / "source", name=head, more={"num_labels": 3})
+    convert(str(source), place / "out", Recipe([step]))
+    return source, place / "out"
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_classifier_keeps_its_head(name, tmp_path):
+    """The class of the Auto class loads, its other weights are the source's, and near tokens give the same logits."""
+    before, after = (
+        transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+        for folder in convert_classifier(name, tmp_path)
+    )
+    assert type(after).__name__ == HEADS[name][0]
+    weights = {key: weight for key, weight in before.named_parameters() if "rel_emb" not in key}
+    assert all(torch.equal(weight, after.get_parameter(key)) for key, weight in weights.items())
+    assert any("classifier" in key or "logits_proj" in key for key in weights)
+    with torch.no_grad():
+        near, far = ([model(*texts).logits for model in (before, after)] for texts in (batch(3), batch(3 * LENGTH)))
+    assert torch.equal(*near) or name == "deberta-v2"  # linear changes every distance.
+    assert not torch.equal(*far) or name == "xlnet"  # A single segment has no memory.
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", HEADS)
+def test_verify_reads_a_classifier(name, tmp_path):
+    source, out = convert_classifier(name, tmp_path)
+    findings = verify(str(out), against=str(source))
+    assert {one.status for one in findings} <= {"passed", "not checked"}, findings

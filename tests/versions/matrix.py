@@ -26,7 +26,13 @@ ROTARY = (
     "mllama",  # a text model within a larger one, which has a class of its own
     "modernbert",  # an encoder with a base for its local layers
 )
-ALIBI = ("bloom",)
+OTHERS = (
+    "bloom",  # ALiBi
+    "deberta",  # a table of distances
+    "deberta-v2",
+    "deberta-v3",  # buckets of distances
+    "xlnet",  # a memory of earlier segments
+)
 PUBLISHED = {
     "qwen3_moe": {"num_experts": 4},
     "modernbert": {"layer_types": ["full_attention", "sliding_attention"], "global_attn_every_n_layers": 3},
@@ -45,7 +51,7 @@ def sources(folder: Path) -> Iterator[tuple[str, Path]]:
         source = tiny_models.save(family, folder / family)
         change_json(source / "config.json", **PUBLISHED.get(family, {}))
         yield family, source
-    for family in ALIBI:
+    for family in OTHERS:
         yield family, tiny_encodings.save(family, folder / family)
 
 

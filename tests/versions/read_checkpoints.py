@@ -28,7 +28,8 @@ def read(folder):
     vocabulary = model.config.get_text_config().vocab_size
     rows = [torch.arange(length) * 7 % (vocabulary - 5) + 4 for length in LENGTHS]
     # Decoded first: `dynamic` keeps the frequencies of the longest text before, in some releases only.
-    results = {"decoded": decode(model, rows)} if is_causal else {"padded": read_padded(model, rows)}
+    read_more = read_segments if "mem_len" in config else decode if is_causal else read_padded
+    results = {read_more.__name__: read_more(model, rows)}
     results["one call"] = model(input_ids=rows[0][None]).logits
     return {name: logits.contiguous() for name, logits in results.items()}
 
@@ -38,6 +39,12 @@ def read_padded(model, rows):
     mask = torch.stack([torch.arange(len(rows[0])) < len(row) for row in rows])
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
     return model(input_ids=ids, attention_mask=mask.long()).logits[mask]
+
+
+def read_segments(model, rows):
+    """Return the logits of the second half of a text, (1, tokens, vocabulary), after the states of the first half."""
+    first, second = rows[0][None].chunk(2, dim=1)
+    return model(input_ids=second, mems=model(input_ids=first).mems).logits
 
 
 def decode(model, rows):

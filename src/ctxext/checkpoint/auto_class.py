@@ -11,6 +11,7 @@ MULTIMODAL = "AutoModelForImageTextToText"
 
 _ENDINGS: Mapping[str, tuple[str, str]] = {
     "T5WithLMHeadModel": ("AutoModelForSeq2SeqLM", "text2text-generation"),
+    "XLNetLMHeadModel": ("AutoModelForPreTraining", "text-generation"),  # Without a mask, it reads both ways.
     "LMHeadModel": (CAUSAL, "text-generation"),
     "ForCausalLM": (CAUSAL, "text-generation"),
     "MTModel": ("AutoModelForSeq2SeqLM", "translation"),

@@ -14,6 +14,7 @@ from ctxext.files.length import format_length, read_words
 from ctxext.gguf import is_gguf
 from ctxext.options import HubOptions, original_length_option
 from ctxext.recipes.recipe import describe_steps
+from ctxext.recipes.registry import method_named
 
 _ENCODINGS = {
     "learned": "learned position embeddings: a table with one row per position",
@@ -65,7 +66,8 @@ def inspect(
     if inspection.model and not inspection.model.is_extended and able:
         length = format_length(4 * inspection.model.encoding.trained_length)
         method = "yarn" if "yarn" in able else able[0]
-        words = ("--method", method, "--target-length", length, "--dry-run")
+        option = "--target-length" if hasattr(method_named(method), "target_length") else "--mem-len"
+        words = ("--method", method, option, length, "--dry-run")
         output.next_step("ctxext", "convert", source, *words)
 
 
@@ -76,7 +78,7 @@ def _rows(inspection: Inspection) -> dict[str, str]:
     rows = {"model": model, "encoding": _encoding(inspection)}
     if inspection.bound:
         rows["bounds"] = inspection.bound
-    if inspection.model is not None:
+    if inspection.model is not None and inspection.model.encoding.limits_inputs:
         rows["context length"] = _context_length(inspection)
     if inspection.pipeline is not None:
         rows["pipeline"] = f"{inspection.pipeline}; limit {min(inspection.windows.values())} tokens"

@@ -34,7 +34,7 @@ _BY_ENCODING: Mapping[str, str] = {
     "buckets": "an absolute table besides its buckets of distances, which this version cannot extend",
     "memory": (
         "none: its relative sinusoids are computed for any distance; mem_len ({mem_len}) is the number of states of "
-        "earlier segments that it keeps"
+        "earlier segments that it keeps, all of them if it is None"
     ),
     "none": "no positions; its state or its window limits the context",
 }

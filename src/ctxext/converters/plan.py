@@ -133,6 +133,8 @@ def make_plan(
     start, recipe, inherited = _find_start(source, before, recipe, replace_scaling=replace_scaling)
     recipe = recipe.resolve(start)
     _LOG.debug("planning %s from %s", recipe.to_dict()["steps"], start.encoding)
+    stock = recipe.edit(start, with_code=False)  # What no method supports is refused before weights are read.
+    model = recipe.add_code(stock)
     source.check_weights()
     code = recipe.code_files(start.config)
     if not before.code and (taken := sorted({path.as_posix() for path in source.files}.intersection(code))):
@@ -140,15 +142,15 @@ def make_plan(
             f'"{source.name}" already has a file "{taken[0]}", which this method would write.',
             hint="Remove it from a copy of the folder, or choose a method without code.",
         )
-    stock = recipe.edit(start, with_code=False)
-    model = recipe.add_code(stock)
     rewritten = recipe.new_tensors(source, start)
     if not allow_shorter:
         # An extension by ctxext may be removed; the context of the source model must not be lost silently.
         is_ours = start is not before and provenance(source.config).get("recipe")
         check_length(source.name, (plain_config(before) if is_ours else before).encoding, model.encoding)
-    old, new = before.encoding.claimed_length, model.encoding.claimed_length
-    lengths = length_files(source.folder, old, new, is_extended=model.encoding.is_scaled)
+    lengths = dict[str, str]()
+    if model.encoding.limits_inputs:
+        old, new = before.encoding.claimed_length, model.encoding.claimed_length
+        lengths = length_files(source.folder, old, new, is_extended=model.encoding.is_scaled)
     texts = {**lengths, **code, **index_files(source.folder, rewritten)}
     replaced = ""
     if start is not before:

@@ -333,13 +333,14 @@ def _can_restart(base: Base, model: Any, first_index: int | None, *, keep_short:
 def _get_reading(base: Base, model: Any, tokenizer: Any, positions: str) -> ModelInputs:
     """Return the inputs that the model needs; some families compute positions internally."""
     takes_positions = "position_ids" in inspect.signature(base_of(model).forward).parameters
-    if not takes_positions and positions != "full":
+    first_index = base.model.encoding.first_index if takes_positions else None
+    if first_index is None and positions != "full":
         raise CtxextError(
             f'"{base.model.family.model_type}" computes positions internally, so none can be skipped.',
             hint=f"Remove --positions {positions}.",
         )
     mask = make_masker(tokenizer, MASKED_SHARE) if base.is_masked else None
-    return ModelInputs(base.model.encoding.first_index if takes_positions else None, mask)
+    return ModelInputs(first_index, mask)
 
 
 def _read_once(

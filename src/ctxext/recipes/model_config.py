@@ -9,7 +9,7 @@ from ctxext.recipes.code.guards import CODE_KEY
 from ctxext.recipes.encodings.base import Config, Encoding
 from ctxext.recipes.encodings.biases import read_alibi, read_buckets
 from ctxext.recipes.encodings.learned import COMPUTED, LAYOUTS, read_computed, read_learned
-from ctxext.recipes.encodings.memory import has_memory, read_memory
+from ctxext.recipes.encodings.memory import read_memory
 from ctxext.recipes.encodings.no_positions import has_length, read_no_positions
 from ctxext.recipes.encodings.rotary import Rotary, not_rotary_error, read_rotary
 
@@ -29,8 +29,6 @@ def is_readable(config: Config, family: Family) -> bool:
     """Return whether `model_config` supports the family's encoding; a configuration may still be incomplete."""
     if family.encoding == "none":
         return has_length(config, family)
-    if family.encoding == "memory":
-        return has_memory(config, family)
     if family.positions in ("learned", "sinusoidal"):
         return family.model_type in {**LAYOUTS, **COMPUTED}
     return family.positions in READERS

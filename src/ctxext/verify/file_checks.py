@@ -200,6 +200,8 @@ def check_lengths(conversion: Conversion) -> Finding:
     name, encoded = "lengths", None  # Set for models without a plain key of the length.
     if conversion.family.encoding != "rotary" and is_readable(conversion.checkpoint.config, conversion.family):
         encoded = conversion.model.encoding.context_length
+        if not conversion.model.encoding.limits_inputs:
+            return Finding(name, PASSED, "inputs may have any length")
     claimed = claimed_lengths(conversion.checkpoint, conversion.family, encoded)
     config, tokenizer = claimed.get("config.json"), claimed.get("tokenizer_config.json")
     length = read(conversion.checkpoint.config, conversion.family, "max_position_embeddings")

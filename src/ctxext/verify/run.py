@@ -214,11 +214,7 @@ def check_memory(conversion: Conversion) -> Finding | None:
     if not conversion.has_recipe or all(step.kind != name for step in conversion.recipe.steps):
         return None
     (step,) = (step for step in conversion.recipe.steps if step.kind == name)
-    task = {
-        "check": name,
-        "numbers": step.to_dict(),
-        "source": {"length": conversion.plain_model.encoding.trained_length},
-    }
+    task = {"check": name, "numbers": step.to_dict()}
     try:
         report = run_script(conversion.checkpoint, task, methods=[step.name])
     except ScriptFailedError as error:

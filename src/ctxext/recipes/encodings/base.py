@@ -70,6 +70,11 @@ class Encoding:
         return self.context_length
 
     @property
+    def limits_inputs(self) -> bool:
+        """Whether the context length is that of an input, which tokenizers then need too."""
+        return True
+
+    @property
     def feature(self) -> str:
         """The feature that engines must support to run it."""
         raise NotImplementedError
@@ -85,8 +90,8 @@ class Encoding:
         return ()
 
     @property
-    def first_index(self) -> int:
-        """The first position in `position_ids`."""
+    def first_index(self) -> int | None:
+        """The first position in `position_ids`; None if the model ignores them."""
         return 0
 
     def describe(self) -> str:

@@ -129,9 +129,21 @@ class Buckets(Encoding):
         )
 
     @property
+    def first_index(self) -> None:
+        """None: distances are those between tokens of the input."""
+
+    @property
     def num_exact(self) -> int:
         """The number of distances on each side of an encoder that have a bucket to themselves."""
         return self.num_buckets // 4
+
+    @property
+    def flaw(self) -> str:
+        """The reason why DeBERTa's formula gives far distances no bucket: a logarithm of at most 0; empty if none."""
+        if self.layout.formula != "deberta" or 1 <= self.num_exact < self.distance - 1:
+            return ""
+        keys = f'"{self.layout.distance_key}" is {self.distance} and "{self.layout.count_key}" {self.num_buckets // 2}'
+        return f"{keys}, which leaves no far distances for the logarithmic half of the buckets"
 
     @property
     def learned_tensors(self) -> tuple[str, ...]:

@@ -133,7 +133,7 @@ class LearnedTable(Encoding):
         return self.layout.tensors
 
     @property
-    def first_index(self) -> int:
+    def first_index(self) -> int | None:
         """The number of special rows if the keys count them; otherwise the model adds them."""
         return self.num_special * self.layout.counts_special
 
@@ -186,6 +186,10 @@ class ClippedTable(LearnedTable):
     def num_unused(self) -> int:
         """None: an input of any length uses all rows."""
         return 0
+
+    @property
+    def first_index(self) -> None:
+        """None: distances are those between tokens of the input."""
 
     @override
     def at_length(self, length: int) -> Self:

@@ -4,9 +4,11 @@ import dataclasses
 
 from typing_extensions import override
 
+from ctxext.checkpoint.families import Family
 from ctxext.errors import CtxextError
 from ctxext.recipes.base import Reaching
-from ctxext.recipes.encodings.biases import Buckets
+from ctxext.recipes.encodings.base import Config
+from ctxext.recipes.encodings.biases import Buckets, read_buckets
 from ctxext.recipes.model_config import ModelConfig
 
 
@@ -25,6 +27,13 @@ class WiderBuckets(Reaching):
     encoding = "buckets"
     is_published = False
     is_experimental = True
+
+    @classmethod
+    @override
+    def refusal(cls, config: Config, family: Family) -> str:
+        if reason := super().refusal(config, family):
+            return reason
+        return read_buckets(config, family).flaw
 
     @override
     def caution_for(self, model: ModelConfig) -> str:

@@ -1,21 +1,24 @@
 """A longer memory of earlier segments, for XLNet."""
 
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
 from typing_extensions import override
 
-from ctxext.checkpoint.families import Family
 from ctxext.errors import CtxextError
-from ctxext.recipes.base import Reaching
-from ctxext.recipes.encodings.base import Config
-from ctxext.recipes.encodings.memory import has_memory
+from ctxext.recipes.base import Method
+from ctxext.recipes.encodings.base import Encoding
+from ctxext.recipes.encodings.memory import Memory
 from ctxext.recipes.model_config import ModelConfig
+from ctxext.recipes.param import param
 
 
-class LongerMemory(Reaching):
+class LongerMemory(Method):
     """Keep more states of earlier segments. No training.
 
-    Multiplies mem_len of XLNet, or sets it to the target length. The distances of these states are computed for any
-    length. A program that reads segments passes the returned mems to the next call. Transformer-XL (1901.02860),
-    section 3.2.
+    Multiplies mem_len of XLNet, or sets it. The distances of these states are computed for any length. A program that
+    reads segments passes the returned mems to the next call. Transformer-XL (1901.02860), section 3.2.
     """
 
     name = "memory"
@@ -24,17 +27,43 @@ class LongerMemory(Reaching):
     kind = "memory"
     encoding = "memory"
     is_published = False
+    neutral: ClassVar[Mapping[str, Any]] = {"factor": 1}
+    example: ClassVar[Mapping[str, Any]] = {"factor": 4}
     caution = (
         "only texts that are read in segments change, from the first segment beyond the old memory on: pass the mems "
         "that the model returns to its next call. Distances beyond those of the training are untrained."
     )
 
-    @classmethod
+    factor: float | None = param(None, help="Scaling factor of the context length.", min=1.0)
+    mem_len: int | None = param(
+        None, help="Number of states of earlier segments, instead of --factor.", kind="length", min=1
+    )
+
     @override
-    def refusal(cls, config: Config, family: Family) -> str:
-        if reason := super().refusal(config, family):
-            return reason
-        return "" if has_memory(config, family) else f"{family.length_key} is not set, so it keeps the states of all"
+    def resolve(self, encoding: Encoding) -> Self:
+        assert isinstance(encoding, Memory)
+        if (self.factor is None) == (self.mem_len is None):
+            given = (
+                "either a factor or a number of states, not both" if self.factor else "a factor or a number of states"
+            )
+            raise CtxextError(f"memory needs {given}.", hint="Use --factor 4 or --mem-len 2048.")
+        if self.factor is None:
+            return self
+        if not encoding.is_limited:
+            raise CtxextError(
+                "config.json sets no mem_len that --factor could multiply: the model keeps all states.",
+                hint=f"Limit them with --mem-len {4 * encoding.trained_length}.",
+            )
+        return dataclasses.replace(self, factor=None, mem_len=round(self.factor * encoding.trained_length))
+
+    @override
+    def length_after(self, encoding: Encoding) -> int:
+        assert self.mem_len is not None, "resolve the step first"
+        return self.mem_len
+
+    @override
+    def summary(self) -> str:
+        return self.name + (f" ×{self.factor:g}" if self.factor else f" of {self.mem_len} states")
 
     @override
     def edit(self, model: ModelConfig) -> ModelConfig:
