@@ -258,7 +258,7 @@ def test_a_loaded_computed_table_is_compared(model_type, tmp_path):
 
 def test_many_rows_are_made_as_few_are():
     table = np.random.default_rng(0).normal(size=(40, 2)).astype("<f4")
-    content = b"".join(fill_rows(memoryview(table.tobytes()), "F32", 2, 0, 3000, "linear"))
+    content = b"".join(fill_rows(memoryview(table.tobytes()), "F32", 2, 0, 3000, FILLS["linear"]))
     rows, at = np.frombuffer(content, "<f4").reshape(3000, 2), 2500 * 40 / 3000
     low = int(at)
     np.testing.assert_allclose(rows[2500], table[low] + (at - low) * (table[low + 1] - table[low]), rtol=1e-5)

@@ -20,7 +20,8 @@ from ctxext.recipes.param import SearchRange, check_value, param, search_ranges
 
 Kind = Literal["table", "base", "schedule", "heads", "attention", "slopes", "buckets", "memory", "length"]
 """Part of a model that a method changes: the rows of a position table, the RoPE base, the schedule of frequencies, the
-scale of each KV head, the attention, the slopes of ALiBi, the buckets of distances, or only the declared length."""
+scale of each KV head, the attention, the slopes of ALiBi, the buckets of distances, the number of states of earlier
+segments, or only the declared length."""
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 CARRIED_BY_CODE: frozenset[Kind] = frozenset({"heads", "attention", "slopes"})

@@ -34,10 +34,8 @@ def linear(k: "Array", old: int, new: int) -> "Terms":
     return np.stack([below, below + 1], axis=1), np.stack([1 - part, part], axis=1)
 
 
-FILLS: Mapping[str, Callable[["Array", int, int], "Terms"]] = {
-    "tile": tile,
-    "linear": linear,
-}
+Fill = Callable[["Array", int, int], "Terms"]
+FILLS: Mapping[str, Fill] = {"tile": tile, "linear": linear}
 """The choices of `--fill`."""
 
 
@@ -50,21 +48,8 @@ def tile_distances(row: "Array", old: int, new: int) -> "Terms":
     return (near + old // 2)[:, None], np.ones((len(row), 1))
 
 
-def linear_distances(row: "Array", old: int, new: int) -> "Terms":
-    """Interpolate the row of distance d · k / K between its two neighbours; that of distance 0 stays."""
-    import numpy as np
-
-    at = np.minimum((row - new // 2) * old / new + old // 2, old - 1)
-    below = np.floor(at).astype(np.int64)
-    part = at - below
-    return np.stack([below, below + 1], axis=1), np.stack([1 - part, part], axis=1)
-
-
-DISTANCE_FILLS: Mapping[str, Callable[["Array", int, int], "Terms"]] = {
-    "tile": tile_distances,
-    "linear": linear_distances,
-}
-"""The same choices for a table of distances, mirrored around distance 0; `old` and `new` count its rows."""
+DISTANCE_FILLS: Mapping[str, Fill] = {"tile": tile_distances, "linear": linear}
+"""The same choices for the rows of distances. With `linear`, distance 0 stays in the middle of both tables."""
 
 KEEPS_ROWS = ("tile",)
 """Fills that leave the first L rows bit-identical."""
@@ -73,19 +58,11 @@ DTYPES: Mapping[str, str] = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "
 """Supported number formats, and the numpy type that reads their bytes."""
 
 
-def fill_rows(
-    raw: memoryview,
-    dtype: str,
-    width: int,
-    special: int,
-    new: int,
-    fill: str,
-    fills: Mapping[str, Callable[["Array", int, int], "Terms"]] = FILLS,
-) -> Iterator[bytes]:
+def fill_rows(raw: memoryview, dtype: str, width: int, special: int, new: int, fill: Fill) -> Iterator[bytes]:
     """Yield the bytes of the longer table, some rows at a time.
 
     Sums are computed in float64 and rounded once. `special` rows precede that of position 0 and are copied; `new` is
-    the number of positions of the new table. `fills` are those of positions or of distances.
+    the number of the new table's other rows.
     """
     import numpy as np
 
@@ -93,7 +70,7 @@ def fill_rows(
     yield table[:special].tobytes()
     rows, old = table[special:], len(table) - special
     for start in range(0, new, _ROWS_AT_ONCE):
-        which, weights = fills[fill](np.arange(start, min(start + _ROWS_AT_ONCE, new)), old, new)
+        which, weights = fill(np.arange(start, min(start + _ROWS_AT_ONCE, new)), old, new)
         computed = rows[which[:, 0]].copy()
         counted = weights != 0
         alone = counted.sum(axis=1) == 1

@@ -181,4 +181,4 @@ class Table(Rows):
     @override
     def rows(self, raw: memoryview, dtype: str, width: int, new: LearnedTable) -> Iterator[bytes]:
         fills = DISTANCE_FILLS if new.layout.distance_key else FILLS
-        return fill_rows(raw, dtype, width, new.num_special, new.num_rows - new.num_special, self.fill, fills)
+        return fill_rows(raw, dtype, width, new.num_special, new.num_rows - new.num_special, fills[self.fill])
