@@ -143,18 +143,22 @@ def compare_buckets(task: dict[str, Any]) -> dict[str, Any]:
 SMALL_XLNET = {"d_model": 8, "d_inner": 8, "n_layer": 2, "n_head": 2, "d_head": 4, "vocab_size": 16}
 
 
+SEGMENT = 512
+"""Largest number of tokens of a segment, about: the reference computes the distances of all pairs at once."""
+
+
 def compare_memory(task: dict[str, Any]) -> dict[str, Any]:
     """Compare a model that reads a text in segments with the reference, which computes them in float64.
 
-    The task has `folder` and `numbers`, the step. Two segments exceed the memory, and the third is read with a full
-    one. The weights are random ones of a tiny model with the checkpoint's configuration.
+    The task has `folder` and `numbers`, the step. Two or more segments exceed the memory, and the last is read with a
+    full one. The weights are random ones of a tiny model with the checkpoint's configuration.
     """
     reference, model = REFERENCES[task["numbers"]["method"]], build_small(task["folder"], SMALL_XLNET)
     for weight in model.parameters():
         torch.nn.init.normal_(weight, std=0.3)
     kept = task["numbers"]["mem_len"]
-    sizes = (kept // 2 + 3, kept // 2 + 5, 8)
-    segments = [torch.randint(0, 16, (1, size)) for size in sizes]
+    count = 2 + kept // SEGMENT
+    segments = [torch.randint(0, 16, (1, size)) for size in (*[kept // count + 4] * count, 8)]
     weights = {name: weight.detach().double() for name, weight in model.named_parameters()}
     expected = reference.states(weights, model.config.to_dict(), segments, kept)
     loaded, mems = list[Any](), list[Any]()
