@@ -39,9 +39,9 @@ class WiderBuckets(Reaching):
     def caution_for(self, model: ModelConfig) -> str:
         assert isinstance(model.encoding, Buckets)
         return (
-            "the source supports any length, as far distances share a bucket, and wider buckets had no useful gain on "
-            f"one small encoder; inputs of more than {model.encoding.num_exact} tokens change, so fine-tune briefly "
-            "and measure before and after."
+            "the source supports any length, as far distances share a bucket, and the benefit of wider buckets is not "
+            "measured, except for a small DeBERTa-like encoder, which had none; inputs of more than "
+            f"{model.encoding.num_exact} tokens change, so fine-tune briefly and measure before and after."
         )
 
     @override
