@@ -466,7 +466,7 @@ def test_a_run_is_known_by_its_model_data_and_choices(tmp_path):
             {"learn": "all", "train_norms": True, "quantize": "4bit", "start_length": 64},
             *(True, ("wpe.weight",)),
             {
-                "trained": "LoRA rank 16, alpha 32, base in 4bit while training, position table, norms",
+                "trained": "LoRA rank 16, alpha 32, base in 4bit while training, position embeddings, norms",
                 "learned": "every token; 15 % of them masked",
                 "length": "64 doubling to 1024",
             },

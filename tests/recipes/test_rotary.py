@@ -276,8 +276,8 @@ def test_encodings_that_are_not_rotary():
 @pytest.mark.parametrize(
     ("model_type", "readable"),
     [
-        *((name, True) for name in ("llama", "bert", "marian", "t5", "bloom", "cohere2")),
-        *((name, False) for name in ("whisper", "mamba", "xlnet")),
+        *((name, True) for name in ("llama", "bert", "marian", "t5", "bloom", "cohere2", "xlnet")),
+        *((name, False) for name in ("whisper", "mamba")),
     ],
 )
 def test_which_encodings_are_read(model_type, readable):

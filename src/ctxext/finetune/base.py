@@ -140,6 +140,9 @@ def check_fits(base: Base, *, restart: bool, keep_short: bool) -> None:
             raise CtxextError(f"{choice} needs a causal model{more}.", hint=hint)
 
 
+_POSE = " --positions pose trains on short windows that skip positions."
+
+
 def check_split(base: Base, size: int) -> None:
     """Raise if the model's sequences cannot be split over `size` processes; no weights are loaded.
 
@@ -165,7 +168,7 @@ def check_split(base: Base, size: int) -> None:
     if reason := next((reason for is_so, reason in reasons if is_so), None):
         raise CtxextError(
             f'--sequence-parallel {size} cannot split sequences of "{family.model_type}": {reason}.',
-            hint="Remove it. --positions pose trains on short windows that skip positions.",
+            hint=f"Remove it.{_POSE if isinstance(encoding, Rotary) else ''}",
         )
 
 

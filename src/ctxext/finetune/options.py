@@ -177,8 +177,8 @@ class TrainingOptions:
     )
     low_memory: bool = option(
         False,
-        help="Compute feed-forward blocks in tiles (ALST, arXiv 2506.13996), and keep the activations that "
-        "--checkpointing saves in the memory of the machine: about a fifth slower.",
+        help="Compute feed-forward blocks in tiles, once more than otherwise (ALST, arXiv 2506.13996), and keep the "
+        "activations that --checkpointing saves in the memory of the machine.",
         panel=_LOOP,
         advanced=True,
     )

@@ -239,7 +239,7 @@ def prepare(
             raise CtxextError(
                 f'--sequence-parallel cannot split sequences of "{base.model.family.model_type}" with this version of '
                 "transformers: its layers do not read positions of other processes.",
-                hint="Remove it. --positions pose trains on short windows that skip positions.",
+                hint="Remove it.",
             )
         if num_processes() > 1:
             split_attention(model, options.sequence_parallel)

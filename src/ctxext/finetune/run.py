@@ -309,7 +309,7 @@ def _make_notes(base: Base, result: Finetuned, data: Mapping[str, Any]) -> dict[
     how = "all weights" if options.full else f"LoRA rank {options.rank}, alpha {options.alpha:g}"
     how += f", base in {options.quantize} while training" if options.quantize != "none" else ""
     has_table = bool(base.model.encoding.learned_tensors) and not options.full
-    extras = {"position table": has_table, "norms": options.train_norms, "embeddings": options.train_embeddings}
+    extras = {"position embeddings": has_table, "norms": options.train_norms, "embeddings": options.train_embeddings}
     how += "".join(f", {name}" for name, is_on in extras.items() if is_on)
     return {
         "trained": how,
