@@ -297,10 +297,11 @@ def test_prompts_of_different_lengths_are_written_one_by_one(books, checkpoint):
     (task,) = settings.retrieval_tasks()
     questions = make_questions(task, loaded.encoder, 40, range(3), settings)
     assert len({len(prompt.ids) for question in questions for prompt in question}) > 1
-    together = {depth: texts for depth, texts, _ in generate_graded(loaded, questions, [0, 1], lambda text, _: text)}
+    scored = generate_graded(loaded, questions, [0, 1], lambda text, _: text)
+    together = {each.depth: each.scores for each in scored}
     for depth, row in itertools.product((0, 1), range(3)):
-        ((_, (alone,), _),) = generate_graded(loaded, [[questions[row][depth]]], [0], lambda text, _: text)
-        assert together[depth][row] == alone
+        (alone,) = generate_graded(loaded, [[questions[row][depth]]], [0], lambda text, _: text)
+        assert [together[depth][row]] == [*alone.scores]
 
 
 def test_missing_files_are_reported_with_the_download_command(books, facts, checkpoint, tmp_path):

@@ -57,7 +57,7 @@ def shares(words, sees):
     model = LoadedModel("reader", Reader(words, sees), Encoder(words), can_share=False, kind="encoder")
     questions = make_questions(Passages(), model.encoder, LENGTH, range(6), SETTINGS)
     answers = Passages().score(model, questions, range(len(DEPTHS)), generate=False)
-    return [sum(right) / len(right) for _, right, _ in answers]
+    return [sum(scored.scores) / len(scored.scores) for scored in answers]
 
 
 @pytest.mark.thorough

@@ -99,6 +99,13 @@ def return_blocks() -> None:
             ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _BLOCK)
 
 
+def trim_heap() -> None:
+    """Make glibc return all freed blocks to the kernel, small ones too."""
+    if sys.platform == "linux":
+        with contextlib.suppress(AttributeError):  # Other C libraries have no malloc_trim.
+            ctypes.CDLL(None).malloc_trim(0)
+
+
 def total_memory(device: "torch.device") -> int:
     """Return the memory of an accelerator, or this process's share of the machine's, in bytes."""
     if (module := _memory_of(device)) is not None:

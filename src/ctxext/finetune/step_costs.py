@@ -4,6 +4,7 @@ Steps at two short lengths are measured.
 """
 
 import dataclasses
+import gc
 import math
 import time
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import torch
 from ctxext.checkpoint.durations import count_work, estimate_seconds
 from ctxext.checkpoint.head import positions_at_once
 from ctxext.files.offline import forbid_network
-from ctxext.files.processes import forget_peak, peak_memory
+from ctxext.files.processes import forget_peak, peak_memory, trim_heap
 from ctxext.finetune.arguments import count_groups, make_training_arguments
 from ctxext.finetune.batches import ModelInputs, Parts, Tensors
 from ctxext.finetune.loss import IGNORED
@@ -104,6 +105,9 @@ class _Clock(TrainerCallback):  # type: ignore[misc]
         self.peaks: list[int] = []
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        # Memory that loading and earlier steps freed would hide what this step needs.
+        gc.collect()
+        trim_heap()
         forget_peak(args.device)
         self.began = time.perf_counter()
 
