@@ -1,13 +1,17 @@
 """What the methods declare: numbers where nobody said one, what a command offers, where a search starts."""
 
 import dataclasses
+import json
 import typing
 
 import pytest
 
-from ctxext.api import METHODS
+from ctxext.api import METHODS, Recipe
 from ctxext.checkpoint.families import FAMILIES
+from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.methods import method_parameters
+from ctxext.converters.plan import make_plan
+from ctxext.errors import CtxextError
 from ctxext.recipes.encodings.rotary import Rotary
 from ctxext.recipes.param import default_of, parameters_of, search_ranges, search_start
 from ctxext.recipes.recipe import step_from_dict
@@ -120,3 +124,23 @@ def test_help_of_an_option_of_several_methods_names_each_meaning():
     assert "mspoe: The method as the paper describes it" in helps["variant"]
     assert helps["beta_fast"].startswith("Dimensions"), "one meaning for all its methods"
     assert helps["sinks"].startswith("sinks: "), "experimental methods share a panel"
+
+
+OTHERS = {
+    "llama": {"max_position_embeddings": 512, "num_attention_heads": 4, "hidden_size": 32, "num_hidden_layers": 2},
+    "bert": {"max_position_embeddings": 512},
+    "xlnet": {"mem_len": 512},
+}
+
+
+@pytest.mark.parametrize("model_type", OTHERS)
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_a_method_for_another_encoding_is_refused_by_name(method, model_type, tmp_path):
+    """With its example values, before weights are read: the folder has none."""
+    if method.encoding == FAMILIES[model_type].positions:
+        return
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, **OTHERS[model_type]}))
+    values = {"factor": 2, **method.example} if hasattr(method, "factor") else method.example
+    values = {**values, "long_factor": (2.0,) * 4} if method.name == "longrope" else values
+    with pytest.raises(CtxextError, match=f'"{model_type}"'):
+        make_plan(open_checkpoint(str(tmp_path)), Recipe([method(**values)]))

@@ -66,7 +66,7 @@ def inspect(
     if inspection.model and not inspection.model.is_extended and able:
         length = format_length(4 * inspection.model.encoding.trained_length)
         method = "yarn" if "yarn" in able else able[0]
-        option = "--target-length" if hasattr(method_named(method), "target_length") else "--mem-len"
+        option = "--mem-len" if hasattr(method_named(method), "mem_len") else "--target-length"
         words = ("--method", method, option, length, "--dry-run")
         output.next_step("ctxext", "convert", source, *words)
 

@@ -140,9 +140,6 @@ def check_fits(base: Base, *, restart: bool, keep_short: bool) -> None:
             raise CtxextError(f"{choice} needs a causal model{more}.", hint=hint)
 
 
-_POSE = " --positions pose trains on short windows that skip positions."
-
-
 def check_split(base: Base, size: int) -> None:
     """Raise if the model's sequences cannot be split over `size` processes; no weights are loaded.
 
@@ -166,9 +163,10 @@ def check_split(base: Base, size: int) -> None:
         (not _can_divide(heads, size), f"its {heads[0]} heads with {heads[1]} keys cannot be divided by {size}"),
     )
     if reason := next((reason for is_so, reason in reasons if is_so), None):
+        remedy = " --positions pose trains on short windows that skip positions."
         raise CtxextError(
             f'--sequence-parallel {size} cannot split sequences of "{family.model_type}": {reason}.',
-            hint=f"Remove it.{_POSE if isinstance(encoding, Rotary) else ''}",
+            hint=f"Remove it.{remedy if isinstance(encoding, Rotary) else ''}",
         )
 
 

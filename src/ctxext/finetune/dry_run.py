@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,7 @@ from ctxext.finetune.step_costs import Cost, StepMeasurements, choose_lengths, m
 _REMEDIES: tuple[tuple[Callable[[TrainingOptions], bool], str], ...] = (
     (lambda options: options.micro_batch > 1, "--micro-batch 1: one sequence at a time"),
     (lambda options: not options.checkpointing, "--checkpointing: recompute activations"),
-    (
-        lambda options: not options.low_memory,
-        "--low-memory: feed-forward blocks in tiles",
-    ),
+    (lambda options: not options.low_memory, "--low-memory: feed-forward blocks in tiles"),
     (lambda options: options.full, "LoRA instead of --full: less optimizer state"),
     (lambda options: not options.full and options.quantize == "none", "--quantize 4bit: frozen weights in 4 bits"),
     (
@@ -126,22 +123,28 @@ def _available_memory(device: torch.device) -> int:
     return int(psutil.virtual_memory().available + psutil.Process().memory_info().rss)
 
 
+_PREFIX = "ctxext-dry-run-"
+
+
 @contextmanager
 def _temporary_folder() -> Iterator[Path]:
     """Create a folder that all processes of a launcher on this machine share; the first one deletes it at the end."""
+    if num_processes() == 1:
+        with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder:
+            yield Path(folder)
+        return
     import psutil
 
-    with tempfile.TemporaryDirectory(prefix="ctxext-dry-run-") as own, ExitStack() as cleanup:
-        launcher = psutil.Process(os.getppid())
-        shared = Path(own).with_name(f"ctxext-dry-run-{launcher.pid}-{launcher.create_time():.0f}")
-        if num_processes() == 1:
-            shared = Path(own)
-        elif rank() == 0:
-            shared.mkdir(mode=0o700)
-            cleanup.callback(shutil.rmtree, shared, ignore_errors=True)
-        else:
-            wait_for(shared)
+    launcher, is_first = psutil.Process(os.getppid()), rank() == 0
+    shared = Path(tempfile.gettempdir(), f"{_PREFIX}{launcher.pid}-{launcher.create_time():.0f}")
+    if is_first:
+        shared.mkdir(mode=0o700)
+    wait_for(shared)
+    try:
         yield shared
+    finally:
+        if is_first:
+            shutil.rmtree(shared, ignore_errors=True)
 
 
 def plan_training(

@@ -295,7 +295,8 @@ def prepare(
 
 def _reduce_memory(base: Base, model: Any, options: TrainingOptions, *, offloads: bool) -> str:
     """Tile the feed-forward blocks of a model, and describe what is done to need less memory."""
-    num_blocks = tile_blocks(model, options.sequence_length)
+    with gather_weights(model):
+        num_blocks = tile_blocks(model, options.sequence_length)
     if not (num_blocks or offloads):
         raise CtxextError(
             f'--low-memory has no effect on "{base.model.family.model_type}" here: its feed-forward blocks are not '

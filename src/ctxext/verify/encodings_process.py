@@ -84,7 +84,7 @@ def build_small(folder: str, small: dict[str, Any]) -> Any:
 
 
 def record_rows(folder: str, length: int) -> list[tuple[bool, Any]]:
-    """Return that an encoder is bidirectional, and the rows (queries, keys) of DeBERTa's table that it looks up."""
+    """Return True, for a bidirectional encoder, and the rows (queries, keys) of DeBERTa's table that it looks up."""
     rows, model = list[tuple[bool, Any]](), build_small(folder, SMALL)
     span = len(model.encoder.rel_embeddings.weight) // 2
 

@@ -184,7 +184,7 @@ class ClippedTable(LearnedTable):
 
     @property
     def num_unused(self) -> int:
-        """None: an input of any length uses all rows."""
+        """0: an input of any length uses all rows."""
         return 0
 
     @property

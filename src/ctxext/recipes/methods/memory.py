@@ -41,7 +41,8 @@ class LongerMemory(Method):
 
     @override
     def resolve(self, encoding: Encoding) -> Self:
-        assert isinstance(encoding, Memory)
+        if not isinstance(encoding, Memory):
+            return self  # `edit` refuses it.
         if (self.factor is None) == (self.mem_len is None):
             given = (
                 "either a factor or a number of states, not both" if self.factor else "a factor or a number of states"
@@ -58,8 +59,7 @@ class LongerMemory(Method):
 
     @override
     def length_after(self, encoding: Encoding) -> int:
-        assert self.mem_len is not None, "resolve the step first"
-        return self.mem_len
+        return self.mem_len or encoding.context_length  # A step for another encoding is not resolved.
 
     @override
     def summary(self) -> str:
