@@ -56,12 +56,21 @@ def plain_losses(model, ids, targets):
 
 @pytest.fixture
 def counted(monkeypatch):
-    """Use small chunks; record the number of positions in each call of a model's output embedding."""
+    """Use small chunks; record the number of positions in each call of a model's output embedding.
+
+    Each must be one matrix: torch multiplies a slice of a row as a batch, for which it copies the embedding.
+    """
 
     def count(model):
         size, sizes = model.config.get_text_config(decoder=True).vocab_size, []
         monkeypatch.setattr(head, "_PIECE_BYTES", {"cpu": PIECE * 4 * size})
-        model.get_output_embeddings().register_forward_hook(lambda *given: sizes.append(given[-1].numel() // size))
+
+        def record(module, given, logits):
+            sizes.append(logits.numel() // size)
+            assert len(given[0]) == 1
+            assert given[0].stride(0) == given[0].shape[1] * given[0].stride(1)
+
+        model.get_output_embeddings().register_forward_hook(record)
         return sizes
 
     return count

@@ -506,6 +506,7 @@ def test_convert_by_a_search(arrived, monkeypatch, words, budget):
 def test_finetune(arrived, monkeypatch, expected):
     planned, words = [], words_of(expected)
     base = SimpleNamespace(conversion=None)
+    import_module("ctxext.finetune.dry_run")  # Imported later, it would keep the replaced function.
     monkeypatch.setattr(import_module("ctxext.finetune.base"), "open_model", lambda *given: (base, given[1]))
     monkeypatch.setattr(import_module("ctxext.evaluate.plan"), "plan_questions", lambda *given: planned.append(given))
     monkeypatch.setattr(TrainingData, "reader", lambda self, options: (self, options))

@@ -17,14 +17,19 @@ from tiny_base import arguments_of
 PLACES = {"cuda": torch.cuda, "xpu": torch.xpu, "mps": torch.backends.mps}
 NATIVE = {"H100": "cuda", "Arc": "xpu"}
 KINDS = {**NATIVE, "T4": "cuda", "old Arc": "xpu", "M2": "mps", "NPU": "npu"}
+FLAGS = {"Sapphire Rapids": "fpu avx512_bf16 amx_bf16", "Zen 4": "fpu avx512_bf16", "T4": "fpu amx_bf16"}
+COMPUTES_BF16 = {*NATIVE, "NPU", "Sapphire Rapids", "Zen 4"}
+MACHINES = [*KINDS, "Sapphire Rapids", "Zen 4", "no accelerator"]
 
 
 @pytest.fixture
-def machine(monkeypatch):
+def machine(monkeypatch, tmp_path):
     """Make torch describe a machine with one kind of accelerator, or none."""
 
     def describe(name):
         kind, is_native = KINDS.get(name, ""), name in NATIVE
+        (tmp_path / "cpuinfo").write_text(f"flags : {FLAGS.get(name, 'fpu avx2')}\n")
+        monkeypatch.setattr(loading, "_CPU_FLAGS", tmp_path / "cpuinfo")
         for place, module in PLACES.items():
             monkeypatch.setattr(module, "is_available", lambda there=place == kind: there)
         support = lambda including_emulation=True: including_emulation or is_native  # noqa: E731
@@ -47,7 +52,7 @@ def precision_of(device="auto", dtype="auto", full=False, **more):
     return choose_precision(device, dtype, full=full, **more)
 
 
-@pytest.mark.parametrize("name", [*KINDS, "no accelerator"])
+@pytest.mark.parametrize("name", MACHINES)
 def test_training_uses_the_accelerator_that_torch_reports(machine, monkeypatch, tmp_path, name):
     kind = machine(name)
     monkeypatch.setattr(arguments, "TrainingArguments", dict)
@@ -56,16 +61,16 @@ def test_training_uses_the_accelerator_that_torch_reports(machine, monkeypatch, 
     made = arguments_of(tmp_path)
     assert made["use_cpu"] == (not kind)
     assert made["dataloader_pin_memory"] == (expected not in ("cpu", "mps"))
-    assert made["bf16"] == (name in {*NATIVE, "NPU"})
+    assert made["bf16"] == (name in COMPUTES_BF16)
     assert not made["fp16"]
     assert arguments_of(tmp_path, device="cpu")["use_cpu"]
     half = arguments_of(tmp_path, dtype="fp16")
     assert (half["bf16"], half["fp16"]) == (False, bool(kind))
 
 
-@pytest.mark.parametrize("name", [*KINDS, "no accelerator"])
+@pytest.mark.parametrize("name", MACHINES)
 def test_frozen_weights_keep_their_type_if_bf16_is_native(machine, name):
-    kind, is_native = machine(name), name in {*NATIVE, "NPU"}
+    kind, is_native = machine(name), name in COMPUTES_BF16
     precision = precision_of()
     assert precision.weights == ("auto" if is_native else torch.float32)
     assert precision.dtype == ("bf16" if is_native else "fp32")

@@ -29,7 +29,7 @@ def options_of(monkeypatch):
 
 PUBLISHED = {
     "read-inside": {"pack": "run-on", "train_norms": True, "num_steps": 64, "strength": 0.5, "length": None},
-    "read-twice": {"start_length": None, "method": "yarn", "factor": 2.0, "num_steps": 106},
+    "read-twice": {"start_length": None, "method": "yarn", "factor": 2.0, "num_steps": 160},
 }
 
 

@@ -25,6 +25,15 @@ def positions_at_once(model: Any, piece: int | None = None) -> int:
     return piece or max(1, _PIECE_BYTES.get(model.device.type, _ACCELERATOR_BYTES) // (4 * vocabulary))
 
 
+def as_row(states: torch.Tensor) -> torch.Tensor:
+    """Make a row, (1, positions, width), of states (positions, width).
+
+    A slice of a row has a longer first stride, so torch multiplies it as a batch of matrices, after a copy of the
+    head's weights for each piece.
+    """
+    return states[None]
+
+
 def gather_weights(model: Any) -> contextlib.AbstractContextManager[None]:
     """Gather the weights that DeepSpeed (ZeRO 3) loads as shards, for the duration of the context."""
     if not any(hasattr(weight, "ds_id") for weight in model.parameters()):
@@ -113,7 +122,7 @@ class Head:
         """
         losses = [
             torch.nn.functional.cross_entropy(
-                self(hidden[:, piece], ids[:, piece])[0].float(), targets[piece], reduction="none"
+                self(as_row(hidden[0, piece]), ids[:, piece])[0].float(), targets[piece], reduction="none"
             )
             for piece in self.pieces(hidden, positions_at_once(self.model))
         ]

@@ -64,9 +64,9 @@ class Precision:
 
 
 def choose_precision(device: str, dtype: str, *, full: bool, in_4bit: bool = False) -> Precision:
-    """Choose the device, and with dtype auto the type: bf16 on accelerators that compute in it, otherwise float32.
+    """Choose the device, and with dtype auto the type: bf16 on devices that compute in it, otherwise float32.
 
-    On those, frozen weights keep the saved type.
+    There, frozen weights keep the saved type.
 
     Args:
         device: Name of the device, or auto.
@@ -76,7 +76,7 @@ def choose_precision(device: str, dtype: str, *, full: bool, in_4bit: bool = Fal
     """
     place = choose_device(device)
     on_accelerator = place.type != "cpu"
-    has_bf16 = on_accelerator and is_bf16_native(place)
+    has_bf16 = is_bf16_native(place)
     weights = torch.float32 if dtype == "auto" and (full or not has_bf16) else choose_dtype(dtype)
     if has_bf16 and dtype in ("auto", "bf16"):
         return Precision(place, weights, "bf16", in_4bit)
