@@ -54,7 +54,8 @@ from ctxext.api import TrainingOptions, finetune
 from ctxext.finetune.documents import Document
 from ctxext.finetune.dry_run import plan_training
 from tiny_base import Tokens, documents
-options = TrainingOptions(length=1024, steps=2, batch_size=1, rank=8, short_share=0.0, checkpointing={checkpointing})
+usual = dict(length=1024, steps=2, batch_size=1, rank=8, short_share=0.0, dtype="fp32")
+options = TrainingOptions(**usual, checkpointing={checkpointing})
 reader = lambda *_: map(Document, documents(4, 1100))
 if {dry}:
     peak = plan_training({base!r}, [reader], options).peak_memory

@@ -16,7 +16,7 @@ from ctxext.methods import MsPoE, PositionInterpolation, Yarn
 from tiny_base import QUICK, SIZES, TRAINED, logits, make_base, save_llama, tune
 
 KEEP = dataclasses.replace(QUICK, keep_short=True)
-FP32 = choose_precision("auto", "auto", full=False)
+FP32 = choose_precision("cpu", "fp32", full=False)
 
 
 def resolve(**changes):

@@ -150,7 +150,7 @@ def tiny(**changes):
 CHOSEN = {
     **{"steps": 30, "batch_size": 12, "micro_batch": 3, "learning_rate": 0.25, "schedule": "linear", "warmup": 0.11},
     **{"optimizer": "adafactor", "weight_decay": 0.5, "beta2": 0.8, "seed": 9},
-    **{"save_every": 7, "report_to": "none", "device": "cpu", "length": 64},
+    **{"save_every": 7, "report_to": "none", "device": "cpu", "dtype": "fp32", "length": 64},
 }
 
 
