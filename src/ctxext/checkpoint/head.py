@@ -25,15 +25,6 @@ def positions_at_once(model: Any, piece: int | None = None) -> int:
     return piece or max(1, _PIECE_BYTES.get(model.device.type, _ACCELERATOR_BYTES) // (4 * vocabulary))
 
 
-def as_row(states: torch.Tensor) -> torch.Tensor:
-    """Make a row, (1, positions, width), of states (positions, width).
-
-    A slice of a row has a longer first stride, so torch multiplies it as a batch of matrices, after a copy of the
-    head's weights for each piece.
-    """
-    return states[None]
-
-
 def gather_weights(model: Any) -> contextlib.AbstractContextManager[None]:
     """Gather the weights that DeepSpeed (ZeRO 3) loads as shards, for the duration of the context."""
     if not any(hasattr(weight, "ds_id") for weight in model.parameters()):
@@ -92,6 +83,8 @@ class Head:
         """
         if not self.is_separate:
             return hidden
+        # A slice of a row has a longer first stride. For torch it is a batch, for which it copies the head's weights.
+        hidden = hidden.flatten(0, 1).reshape(hidden.shape)
         with self._base_returns(self._kind(last_hidden_state=hidden)):
             logits: torch.Tensor = self.forward(input_ids=ids, **self.options).logits
         return logits
@@ -122,7 +115,7 @@ class Head:
         """
         losses = [
             torch.nn.functional.cross_entropy(
-                self(as_row(hidden[0, piece]), ids[:, piece])[0].float(), targets[piece], reduction="none"
+                self(hidden[:, piece], ids[:, piece])[0].float(), targets[piece], reduction="none"
             )
             for piece in self.pieces(hidden, positions_at_once(self.model))
         ]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from ctxext.checkpoint.head import Head, as_row, positions_at_once
+from ctxext.checkpoint.head import Head, positions_at_once
 from ctxext.errors import CtxextError
 from ctxext.files.offline import forbid_network
 
@@ -104,21 +104,22 @@ def use_chunked_loss(
 
         def sum_losses(chosen: torch.Tensor, compare: Callable[[slice], Comparison]) -> torch.Tensor:
             # Flatten to one row, because the head treats each position separately.
-            hidden, ids = states[chosen], input_ids[chosen]
-            total = hidden[:0].sum()  # Zero with a gradient, for a batch without learned tokens.
-            for rows in head.pieces(hidden[None], positions_at_once(model, piece)):
+            hidden, ids = states[chosen][None], input_ids[chosen][None]
+            total = hidden[:, :0].sum()  # Zero with a gradient, for a batch without learned tokens.
+            for rows in head.pieces(hidden, positions_at_once(model, piece)):
 
                 def piece_loss(hidden: torch.Tensor, rows: slice = rows) -> torch.Tensor:
                     loss: torch.Tensor = _Compared.apply(  # type: ignore[no-untyped-call]
-                        head(hidden, ids[None, rows])[0].float(), compare(rows)
+                        head(hidden, ids[:, rows])[0].float(), compare(rows)
                     )
                     return loss
 
-                row = as_row(hidden[rows])
                 if is_frozen:
-                    total = total + _Eager.apply(row, piece_loss)  # type: ignore[no-untyped-call]
+                    total = total + _Eager.apply(hidden[:, rows], piece_loss)  # type: ignore[no-untyped-call]
                 else:
-                    total = total + checkpoint(piece_loss, row, use_reentrant=False, preserve_rng_state=False)
+                    total = total + checkpoint(
+                        piece_loss, hidden[:, rows], use_reentrant=False, preserve_rng_state=False
+                    )
             return total
 
         def loss_at(chosen: torch.Tensor) -> torch.Tensor:
@@ -130,9 +131,7 @@ def use_chunked_loss(
         loss = total / torch.as_tensor(count, device=total.device)
         if source is not None and model.training and source.covers(arguments["position_ids"]):
             theirs = source.read(input_ids, arguments)
-            total = sum_losses(
-                torch.ones_like(mask), lambda rows: compare_with_source(as_row(theirs[0, rows]), source.head)
-            )
+            total = sum_losses(torch.ones_like(mask), lambda rows: compare_with_source(theirs[:, rows], source.head))
             # The contributions of all processes and batches to a step sum to a mean over its tokens.
             loss = loss + source.weight * total / (tokens_per_step or input_ids.numel())
         return CausalLMOutputWithPast(loss=loss)
