@@ -8,12 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from ctxext.checkpoint.loading import is_bf16_native
 from ctxext.finetune.documents import Document
 from ctxext.finetune.dry_run import Cost, plan_training
 from tiny_base import QUICK, documents, load, make_base, tune
 
 TESTS = Path(__file__).parents[1]
+HAS_BF16 = is_bf16_native(torch.device("cpu"))
 
 
 def plan(base, options=QUICK, **others):
@@ -54,7 +57,7 @@ from ctxext.api import TrainingOptions, finetune
 from ctxext.finetune.documents import Document
 from ctxext.finetune.dry_run import plan_training
 from tiny_base import Tokens, documents
-usual = dict(length=1024, steps=2, batch_size=1, rank=8, short_share=0.0, dtype="fp32")
+usual = dict(length=1024, steps=2, batch_size=1, rank=8, short_share=0.0, dtype={dtype!r})
 options = TrainingOptions(**usual, checkpointing={checkpointing})
 reader = lambda *_: map(Document, documents(4, 1100))
 if {dry}:
@@ -70,8 +73,15 @@ print(peak)
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs a peak that can be forgotten")
 @pytest.mark.thorough
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("is_default", [False, True])
-def test_the_peak_is_near_the_real_one(tmp_path, checkpointing, is_default):
+@pytest.mark.parametrize(
+    ("dtype", "is_default"),
+    [
+        ("fp32", False),
+        ("fp32", True),
+        pytest.param("bf16", True, marks=pytest.mark.skipif(not HAS_BF16, reason="slow")),
+    ],
+)
+def test_the_peak_is_near_the_real_one(tmp_path, checkpointing, dtype, is_default):
     """On a model with large activations, each measurement in a separate process.
 
     Both return to the system what they free. By default glibc keeps blocks below 1 MiB, most of those of a model this
@@ -83,7 +93,7 @@ def test_the_peak_is_near_the_real_one(tmp_path, checkpointing, is_default):
     peaks = []
     for dry in (True, False):
         filled = {"tests": str(TESTS), "base": str(base), "out": str(tmp_path / "out"), "dry": dry}
-        script = REAL.format(**filled, checkpointing=checkpointing)
+        script = REAL.format(**filled, checkpointing=checkpointing, dtype=dtype)
         command = [sys.executable, "-c", script]
         result = subprocess.run(command, env=os.environ | returning, capture_output=True, text=True, check=False)
         assert result.returncode == 0, result.stderr[-2000:]

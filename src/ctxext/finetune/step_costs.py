@@ -27,7 +27,7 @@ from ctxext.finetune.trainer import OrderedTrainer
 with forbid_network():
     from transformers import TrainerCallback
 
-_SHARE_MEASURED, _MOST_MEASURED = 4, 2048
+_SHARE_MEASURED, _MOST_MEASURED = 2, 2048
 """The longer measured sequences are this part of the full length, at most so many tokens."""
 _STEPS = 2
 """Steps at each length: the first also creates the optimizer's state."""
