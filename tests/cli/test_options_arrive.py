@@ -562,11 +562,11 @@ def test_a_result_and_its_base_answer_the_same_questions(run, tmp_path, monkeypa
     monkeypatch.setattr("ctxext.cli.finetune.print_result", lambda *given, **more: results.append(more))
     planned, asked, sealed = [], [], []
 
-    def evaluate(models, settings, *, loading, out, minutes, progress):
+    def plan_run(models, settings, *, loading, out, minutes, progress):
         asked.append((models, settings, loading, out))
-        return {"models": [], "settings": {}}
+        return SimpleNamespace(report=lambda: {"models": [], "settings": {}})
 
-    monkeypatch.setattr(import_module("ctxext.evaluate.run"), "evaluate", evaluate)
+    monkeypatch.setattr(import_module("ctxext.evaluate.run"), "plan_run", plan_run)
     upload_plan = import_module("ctxext.publish.upload_plan")
     monkeypatch.setattr(upload_plan, "pack", lambda out, name, options: (out, options.report))
     monkeypatch.setattr(upload_plan, "seal", sealed.append)

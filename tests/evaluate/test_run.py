@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from ctxext.api import Recipe, Settings, convert, evaluate
 from ctxext.errors import CtxextError
 from ctxext.evaluate.results_log import ResultsLog
+from ctxext.evaluate.run import plan_run
 from ctxext.methods import Yarn
 from ctxext.models.model import Loading
 from ctxext.tasks.base import keys_of
@@ -77,6 +78,16 @@ def test_killed_and_resumed_is_as_uninterrupted(checkpoint, pictures, tmp_path):
     assert len(keys) == len(set(keys)), "something was measured twice"
     for name in ("report.html", "needle-tiny.png", "perplexity.png"):
         assert (tmp_path / "whole" / name).stat().st_size > 1000
+
+
+@pytest.mark.parametrize(("longest_first", "expected"), [(False, [320, 512] * 2), (True, [512, 320] * 2)])
+def test_the_order_of_lengths_within_a_time_limit(longest_first, expected, checkpoint, tmp_path):
+    settings = Settings(tasks=("passkey",), lengths=(320, 512), depths=(0.5,), samples=2)
+    run = plan_run([str(checkpoint)], settings, out=tmp_path / "out", minutes=5)
+    run.longest_first = longest_first
+    run.report()
+    records = map(json.loads, (tmp_path / "out" / "cells.jsonl").read_text().splitlines())
+    assert [record["length"] for record in records if "correct" in record] == expected
 
 
 @pytest.mark.parametrize("models", [[], ()])

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from ctxext.cli.app import app
 from ctxext.errors import CtxextError
+from ctxext.evaluate.run import Run
 from ctxext.files import processes
 from ctxext.finetune import run as finetune_run
 from tiny_base import documents, load, logits, save_llama, write_jsonl
@@ -79,6 +80,20 @@ def test_demo_documents_are_made_for_any_tokenizer(base, tmp_path):
 
 
 @pytest.mark.thorough
+def test_what_the_time_did_not_allow_is_named_with_a_command(base, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(Run, "_estimate", lambda run, name, work, *given: 1e9 if work.keys[0].sample else 0.0)
+    out = tmp_path / "out"
+    words = ("finetune", base, out, "--data", data, *OPTIONS)
+    result = run(*words, "--eval", "short")
+    shown = " ".join(result.stderr.split())
+    command = f"ctxext eval {base} {out} --task short"
+    assert f"The time was not enough for 27 prompts and documents. Measure all: {command}" in shown
+    card = (out / "README.md").read_text()
+    assert "up to 10 samples per cell" in card
+    assert "samples: 1\n" in card
+
+
+@pytest.mark.thorough
 def test_an_evaluation_that_fails_leaves_the_training(base, data, tmp_path, monkeypatch):
     """One process evaluates; the other training processes have ended by then."""
     counts, train = [], finetune_run.finetune
@@ -93,7 +108,7 @@ def test_an_evaluation_that_fails_leaves_the_training(base, data, tmp_path, monk
         raise CtxextError("No room.")
 
     monkeypatch.setattr(finetune_run, "finetune", trained)
-    monkeypatch.setattr(import_module("ctxext.evaluate.run"), "evaluate", fails)
+    monkeypatch.setattr(import_module("ctxext.evaluate.run"), "plan_run", fails)
     words = ("finetune", base, tmp_path / "out", "--data", data, *OPTIONS, "--eval", "short")
     result = CliRunner().invoke(app, [str(word) for word in words])
     assert isinstance(result.exception, CtxextError)
@@ -192,7 +207,7 @@ def test_epochs_see_all_of_the_data(base, data, tmp_path):
 def test_the_loss_on_other_data_is_measured_at_every_save(base, data, tmp_path):
     """It equals the loss of the finished adapter on the same sequences."""
     other = write_jsonl(tmp_path / "other.jsonl", count=2, seed=9)
-    words = ("--save-every", "2", "--steps", "4", "--short-share", "0", "--eval-data", other)
+    words = ("--save-every", "2", "--steps", "4", "--short-share", "0", "--eval-data", other, "--dtype", "fp32")
     result = run("finetune", base, tmp_path / "out", "--data", data, *OPTIONS, *words)
     lines = [json.loads(line) for line in (tmp_path / "out" / "steps.jsonl").read_text().splitlines()]
     measured = {line["step"]: line["eval_loss"] for line in lines if "eval_loss" in line}

@@ -110,6 +110,7 @@ def test_the_hub_s_model_index_has_every_figure_of_this_model_alone(content):
         ("ctxext-short", "256", "perplexity", 3.669297),
     ]
     assert results[0].dataset_args == {"samples": 4, "seed": 3, "depths": 2}
+    assert results[-1].dataset_args == {"samples": 2, "seed": 3}, "it has only two documents"
     assert {one.task_type for one in results} == {"text-generation"}
     masked = build_results(content, {**mine(content), "kind": "masked"}, PICTURES).results
     assert {one.task_type for one in masked} == {"fill-mask"}
@@ -189,6 +190,7 @@ def test_conditions(content):
     assert text.startswith("4 samples per cell, seed 3; answers scored in one forward pass")
     assert "float32 on cpu with sdpa attention, transformers 5.23, torch 2.9." in text
     assert f"Measured checkpoint: `{'b' * 12}`." in text
+    assert conditions({**content, "num_missed": 3}, mine(content)).startswith("up to 4 samples per cell")
     written = report(generate=True)
     written["versions"]["vllm"] = "0.32"
     assert "answers generated" in conditions(written, mine(written))

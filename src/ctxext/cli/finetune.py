@@ -95,6 +95,12 @@ def print_result(output: Output, done: "Finetuned", model: str, out: Path, *, me
         output.next_step("ctxext", "merge", model, out / "adapter", "MERGED", why="Create a full checkpoint")
     elif report is None:
         output.next_step("ctxext", "eval", model, out, "--lengths", done.options.length, why="Not measured yet")
+    elif missed := report.get("num_missed"):
+        settings, why = report["settings"], f"The time was not enough for {missed} prompts and documents. Measure all"
+        options = ["--task", ",".join(settings["tasks"])]
+        options += ["--lengths", ",".join(map(str, settings["lengths"]))] if settings["lengths"] else []
+        options += ["--allow-beyond"] if settings["allow_beyond"] else []
+        output.next_step("ctxext", "eval", model, out, *options, why=why)
 
 
 @dataclass(frozen=True)
@@ -279,15 +285,17 @@ def _questions(tasks: str, model: str, training: TrainingOptions, run: RunOption
 def _evaluate(model: str, out: Path, questions: tuple[Settings, Loading], output: Output) -> Any:
     """Evaluate the source and the result on the same prompts, in this process only, and add the results to the card."""
     from ctxext.cli.eval_tables import report_tables
-    from ctxext.evaluate.run import evaluate
+    from ctxext.evaluate.run import plan_run
     from ctxext.publish.upload_plan import PushOptions, pack, seal
 
     settings, loading = questions
     place = out / "evaluation"
     with run_alone(), output.progress("evaluating") as progress:
-        report = evaluate(
+        measuring = plan_run(
             [model, str(out)], settings, loading=loading, out=place, minutes=_EVALUATION, progress=progress
         )
+        measuring.longest_first = True  # The training was for the new length.
+        report = measuring.report()
     for table in report_tables(report, output.stderr.width):
         output.note(table)
     seal(pack(out, ANY_ID, PushOptions(report=place, check=False)))

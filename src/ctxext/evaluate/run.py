@@ -82,10 +82,26 @@ def evaluate(
     Raises:
         CtxextError: A model, a file or a setting is invalid; raised before anything runs if possible.
     """
+    sources = [str(model) for model in ([models] if isinstance(models, str | Path) else models)]
+    options: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "minutes": minutes, "progress": progress}
+    return plan_run(sources, settings, loading=loading, out=out, **options).report()
+
+
+def plan_run(
+    sources: Sequence[str],
+    settings: Settings,
+    *,
+    loading: "Loading | None" = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    minutes: float | None = None,
+    progress: Progress | None = None,
+) -> "Run":
+    """Plan an evaluation; the arguments are those of `evaluate`."""
     from ctxext.models.model import Loading, load_model
 
     started = time.monotonic()
-    sources = [str(model) for model in ([models] if isinstance(models, str | Path) else models)]
     out, loading = None if out is None else Path(out), loading or Loading()
     if not sources and loading.server is None:
         raise CtxextError("The list of models is empty.", hint="Add a folder, a Hub id or demo.")
@@ -116,7 +132,7 @@ def evaluate(
         return load_served(entry.info, loading, (*entry.lengths, entry.longest_prompt))
 
     end = end_of(started, minutes, len(plans) * len(settings.tasks) if out else 0)
-    return Run(plans, settings, loading, load, out, resume, overwrite, progress, end).report()
+    return Run(plans, settings, loading, load, out, resume, overwrite, progress, end)
 
 
 def _check_limit(minutes: float, settings: Settings, loading: "Loading") -> None:
@@ -150,6 +166,8 @@ class Run:
         progress: Called with a label, the work done and the total work.
         end: The time to stop, on the monotonic clock. All models then stay loaded and are measured in stages, so that
             all have the same questions whenever the time is up.
+        longest_first: Whether the longest texts of a stage are measured first, instead of the shortest, which may leave
+            no time for these.
         stages: Returns the stages until the end, each after the one before it is measured; by default rounds. Its
             argument returns all records.
         unseen: The estimated ratio of the time of each model to that of the first one, before it is measured.
@@ -168,6 +186,7 @@ class Run:
     overwrite: bool
     progress: Progress | None = None
     end: float = math.inf
+    longest_first: bool = False
     stages: "Callable[[Callable[[], Sequence[Record]]], Iterable[Stage]] | None" = None
     unseen: Mapping[str, float] = field(default_factory=dict)
     watches_memory: bool = False
@@ -245,7 +264,7 @@ class Run:
             loaded.close()
 
     def _measure_in_stages(self) -> None:
-        """Measure all models stage by stage, the shortest texts of each first, until the time is up."""
+        """Measure all models stage by stage until the time is up."""
         meter, models = self._meter, {entry.info.name: self.load(entry) for entry in self.plans}
         done = {name: self._log.done(name) for name in models}
         for name, loaded in models.items():
@@ -278,7 +297,7 @@ class Run:
     def _group_work(
         self, stage: Stage, models: "Mapping[str, LoadedModel]"
     ) -> "list[tuple[tuple[int, str], list[tuple[str, Work]]]]":
-        """Return the work of a stage by cell, the shortest first, each with the models that it measures."""
+        """Return the work of a stage by cell, in the order of the lengths, each with the models that it measures."""
         works: dict[tuple[int, str], list[tuple[str, Work]]] = {}
         for entry in self.plans:
             name = entry.info.name
@@ -287,7 +306,7 @@ class Run:
                     if stage.contains(work.task.name, work.length):
                         number = work.keys[0].sample if len(work.keys) == 1 else stage.samples.start
                         works.setdefault((work.length, f"{work.label} {number}"), []).append((name, work))
-        return sorted(works.items(), key=lambda item: item[0])
+        return sorted(works.items(), key=lambda item: (-item[0][0] if self.longest_first else item[0][0], item[0][1]))
 
     def _estimate(self, name: str, work: "Work", loaded: "LoadedModel", done: "set[Key]") -> float:
         unseen = self.unseen.get(name, 1.0)

@@ -15,7 +15,7 @@ from ctxext.files.strict import in_markdown
 from ctxext.options import flag_of
 from ctxext.redaction import redact
 from ctxext.report import tables
-from ctxext.report.findings import findings, format_count, pool_cells
+from ctxext.report.findings import describe_samples, findings, pool_cells
 from ctxext.report.forms import describe_form
 from ctxext.report.report import Report, explain_malformed, heat_map, tasks_of
 from ctxext.tasks.registry import NAMES, RETRIEVAL_TASKS, TASKS, USERS, expand_groups
@@ -83,7 +83,7 @@ def conditions(report: Report, entry: Mapping[str, Any]) -> str:
     else:
         computed = f"computed in {entry.get('dtype')} on {entry.get('device')} with {entry.get('attention')} attention"
     return in_markdown(
-        f"{format_count(settings['samples'], 'sample')} per cell, seed {settings['seed']}; answers {answers}; "
+        f"{describe_samples(report)}, seed {settings['seed']}; answers {answers}; "
         f"{computed}, transformers {versions.get('transformers')}, torch {versions.get('torch')}{engine}. "
         f"Shares have Wilson intervals. Measured checkpoint: `{entry['digest'][:12]}`. "
         f"All figures: [{FOLDER}/report.json]({FOLDER}/report.json)."
@@ -97,12 +97,14 @@ def model_index(report: Report, entry: Mapping[str, Any]) -> list[Any]:
     figures: list[tuple[str, Any, str, float, dict[str, int]]] = []
     for task, length in dict.fromkeys((cell["task"], cell["length"]) for cell in entry["cells"]):
         cells = [cell for cell in entry["cells"] if (cell["task"], cell["length"]) == (task, length)]
-        figures.append((task, length, "exact_match", pool_cells(cells)[0], {"depths": len(cells)}))
+        measured = {"samples": min(cell["samples"] for cell in cells), "depths": len(cells)}
+        figures.append((task, length, "exact_match", pool_cells(cells)[0], measured))
     losses, short_loss = entry.get("perplexity") or {}, entry.get("short")
     for length, values in (losses.get("lengths") or {}).items():
         figures.append((losses.get("task", "perplexity"), int(length), "perplexity", values["perplexity"], {}))
     if short_loss:
-        figures.append(("short", short_loss["length"], "perplexity", short_loss["perplexity"], {}))
+        documents = {"samples": short_loss["documents"]}
+        figures.append(("short", short_loss["length"], "perplexity", short_loss["perplexity"], documents))
     settings = {name: report["settings"][name] for name in ("samples", "seed")}
     return [
         EvalResult(

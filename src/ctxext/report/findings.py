@@ -1,7 +1,7 @@
 """Findings of a report: sentences computed from its scores."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ctxext.report.forms import describe_counts, describe_cut, describe_thoughts
@@ -47,6 +47,12 @@ def format_percent(share: float) -> str:
 def format_count(number: int, noun: str) -> str:
     """Format a number with its noun, which gets an "s" unless the number is 1."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def describe_samples(report: Mapping[str, Any]) -> str:
+    """Describe the number of samples per cell: the wanted one, if a time limit left some out."""
+    most = format_count(report["settings"]["samples"], "sample")
+    return f"{'up to ' if report.get('num_missed') else ''}{most} per cell"
 
 
 def format_interval(low: float, high: float) -> str:

@@ -17,7 +17,7 @@ from ctxext.files.packages import install_command, is_installed
 from ctxext.files.templates import load_template
 from ctxext.report import tables
 from ctxext.report.colours import hexadecimal, ink, series_style, shade
-from ctxext.report.findings import findings, format_count, format_percent
+from ctxext.report.findings import describe_samples, findings, format_percent
 from ctxext.report.forms import describe_form
 from ctxext.report.report import HeatMap, Report, heat_map, tasks_of
 from ctxext.tasks.longppl import LongPerplexity
@@ -73,7 +73,7 @@ def render_page(report: Report, added: Sequence[tables.Table] = ()) -> str:
     picture = _draw_losses(report)
     return load_template("ctxext.report", "page.html", _to_html, model_name=_get_name, **filters).render(
         title=f"Long context: {of}",
-        subtitle=f"{format_count(settings['samples'], 'sample')} per cell, seed {settings['seed']}, transformers"
+        subtitle=f"{describe_samples(report)}, seed {settings['seed']}, transformers"
         f" {versions['transformers']}, torch {versions['torch']}{ran}",
         summary=_make_summary(report),
         findings=findings(report),
