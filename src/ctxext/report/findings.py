@@ -50,7 +50,7 @@ def format_count(number: int, noun: str) -> str:
 
 
 def describe_samples(report: Mapping[str, Any]) -> str:
-    """Describe the number of samples per cell: the wanted one, if a time limit left some out."""
+    """Describe the number of samples per cell, which is a maximum if a time limit left some out."""
     most = format_count(report["settings"]["samples"], "sample")
     return f"{'up to ' if report.get('num_missed') else ''}{most} per cell"
 
