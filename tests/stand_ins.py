@@ -23,6 +23,12 @@ def demo(place: Path, **changes) -> None:
     change_json(place / "config.json", **changes)
 
 
+def chat_model(place: Path) -> None:
+    demo(place, max_position_embeddings=8192)
+    turn = "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    (place / "chat_template.jinja").write_text(f"{{% for message in messages %}}{turn}{{% endfor %}}")
+
+
 def text(place: Path) -> None:
     rng = random.Random(0)
     texts = ["\n\n".join(" ".join(sentence(rng) for _ in range(200)) for _ in range(60)) for _ in range(6)]
@@ -56,7 +62,7 @@ STAND_INS = {
     **dict.fromkeys(("prose.jsonl", "node-manual.jsonl", "vim-manual.txt"), text),
     **dict.fromkeys(("OUT", "yarn", "yarn-tuned"), converted),
     **dict.fromkeys(("SOURCE", "Qwen/Qwen3-8B", "runs/final"), demo),
-    "smollm2": lambda place: demo(place, max_position_embeddings=8192),
+    "smollm2": chat_model,
     "google-bert/bert-base-uncased": lambda place: save_tokenizer(save("bert", place)),
     "answerdotai/ModernBERT-base": lambda place: save_tokenizer(tiny_models.save("modernbert", place)),
 }
