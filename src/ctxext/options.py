@@ -143,7 +143,7 @@ def count_option(default: int | None, *, min: int = 1, **settings: Any) -> Any:
     return option(default, min=min, max=MAX_COUNT, parser_checks=True, **settings)
 
 
-def share_option(default: float, **settings: Any) -> Any:
+def share_option(default: float | None, **settings: Any) -> Any:
     """Declare the field of a share, from 0 up to 1."""
     return option(default, min=0, below=1, **settings)
 

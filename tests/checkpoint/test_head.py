@@ -2,6 +2,8 @@
 
 import contextlib
 import copy
+import os
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -164,6 +166,35 @@ def test_no_tensor_has_the_size_of_length_times_vocabulary(name, tmp_path):
             trained(input_ids=ids, labels=ids).loss.backward()
     # Attention of 400 tokens with two heads; a chunk has 16 × 5000 logits, the whole text 400 × 5000.
     assert largest.size <= 2 * 400 * 400
+
+
+LOSSES_OF_A_LONG_TEXT = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from ctxext.checkpoint.head import Head
+from ctxext.files.processes import forget_peak, peak_memory
+
+sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1, "num_hidden_layers": 1}
+head = Head(LlamaForCausalLM(LlamaConfig(vocab_size=1 << 17, **sizes)).eval())
+ids, device = torch.arange(1024)[None], torch.device("cpu")
+with torch.inference_mode():
+    hidden = head.read(ids)
+    head.measure_losses(hidden[:, :1], ids[:, :1], ids[0, :1])
+    forget_peak(device)
+    before = peak_memory(device)
+    head.measure_losses(hidden, ids, ids[0])
+    print(peak_memory(device) - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak memory of Linux")
+def test_the_process_does_not_grow_to_length_times_vocabulary():
+    """Freed logits are used again: in a new process, because glibc adapts itself to what was freed before."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    command = [sys.executable, "-c", LOSSES_OF_A_LONG_TEXT]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=True)
+    whole = 4 * 1024 * (1 << 17)
+    assert int(result.stdout) < whole / 3
 
 
 class Odd(LlamaForCausalLM):

@@ -101,7 +101,7 @@ TRAININGS = (
     },
     {
         **{"full": True, "strength": 0.25, "keep_short": True, "stages_length": 1024, "stages_width": 64},
-        "stages": ({"steps": 2, "learning_rate": 0.1}, {"steps": 3, "questions": 0.2}),
+        "stages": ({"steps": 2, "learning_rate": 0.1}, {"steps": 3, "rate_floor": 0.2}),
     },
     {"sequence_parallel": 4, "low_memory": True},
 )
@@ -528,10 +528,8 @@ def test_finetune(arrived, monkeypatch, expected):
     )
     assert planned == [(["some"], asked, Loading(**GIVEN))]
     (model, reader, options), named = arrived((*FINETUNE, *words, "--dry-run"), "ctxext.finetune.dry_run.plan_training")
-    shares = [stage.get("questions", 0.3) for stage in options.stages] or [0.3]
-    chosen_by_stage = [dataclasses.replace(chosen, questions=share) for share in shares]
     assert (model, options) == ("some", TrainingOptions(**expected))
-    assert reader == [*zip(chosen_by_stage, options.each_stage, strict=True)]
+    assert reader == [(chosen, stage) for stage in options.each_stage]
     assert callable(named.pop("reporter").notify)
     assert named == {**GIVEN, "merge": False}
 

@@ -12,10 +12,10 @@ from ctxext.api import TrainingOptions, convert, verify
 from ctxext.errors import CtxextError
 from ctxext.finetune import prepare, step_costs, trainer
 from ctxext.finetune.base import open_model
-from ctxext.finetune.documents import Document
+from ctxext.finetune.documents import Document, TrainingData
 from ctxext.finetune.dry_run import plan_training
 from ctxext.finetune.options import presets
-from ctxext.finetune.run import training_folder
+from ctxext.finetune.run import make_readers, training_folder
 from ctxext.methods import Yarn
 from tiny_base import Stopped, change, documents, save_llama, stop_after, tune
 
@@ -71,6 +71,15 @@ def test_stages_are_read_from_lists_and_json():
 def test_wrong_stages_are_refused(changes, message):
     with pytest.raises(CtxextError, match=message):
         staged(**changes)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_a_share_of_questions_beside_those_of_the_stages_is_refused(share):
+    options = staged(stages=[{"steps": 1, "questions": 0.85}, {"steps": 1}])
+    with pytest.raises(CtxextError, match="--questions is set by each stage"):
+        make_readers(TrainingData(records=({"text": "A text."},), questions=share), options)
+    readers = make_readers(TrainingData(records=({"text": "A text."},)), options)
+    assert [reader.args[0].questions for reader in readers] == [0.85, None]
 
 
 def test_a_method_without_a_factor_is_refused_with_the_command_that_converts_first():

@@ -113,13 +113,13 @@ class Head:
         Returns:
             Losses in float32, (positions,).
         """
-        losses = [
-            torch.nn.functional.cross_entropy(
-                self(hidden[:, piece], ids[:, piece])[0].float(), targets[piece], reduction="none"
-            )
-            for piece in self.pieces(hidden, positions_at_once(self.model))
-        ]
-        return torch.cat(losses) if losses else torch.zeros(0)
+        # Into one tensor: a small one for each piece would lie where the logits of the piece were, and the next ones
+        # would not fit there, so that the process would grow to length × vocabulary.
+        losses = torch.zeros(len(targets), device=hidden.device)
+        for piece in self.pieces(hidden, positions_at_once(self.model)):
+            logits = self(hidden[:, piece], ids[:, piece])[0].float()
+            losses[piece] = torch.nn.functional.cross_entropy(logits, targets[piece], reduction="none")
+        return losses
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
         """Yield the weights between hidden states and logits, including the output embedding."""

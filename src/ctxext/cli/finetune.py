@@ -170,7 +170,7 @@ def finetune(
     questions = _questions(measured.evaluate, model, training, run) if measured.evaluate else None
     held_out = None
     if measured.eval_data is not None:
-        held_out = dataclasses.replace(chosen, words=(measured.eval_data,), split=None, questions=0.0)
+        held_out = dataclasses.replace(chosen, words=(measured.eval_data,), split=None, questions=None)
         held_out.reader(training)  # Raises if the data cannot be read, in a dry run too.
     if dry_run:
         with warnings.catch_warnings():

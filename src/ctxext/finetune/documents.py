@@ -114,8 +114,8 @@ class TrainingData:
         panel=_DATA,
         advanced=True,
     )
-    questions: float = share_option(
-        0.0,
+    questions: float | None = share_option(
+        None,
         help="Share of the tokens from questions that are made about the texts of --data, for example 0.85.",
         panel=_DATA,
     )
@@ -314,7 +314,8 @@ class Documents:
         self.reader = RecordReader(data.record_format, data.text_field, data.skip_bad_rows)
         self._encoder = RecordEncoder(tokenizer, only_answers=only_answers)
         self.chats = self._encoder.chats
-        self.has_questions = bool(data.questions)
+        self._question_share = data.questions or 0.0
+        self.has_questions = self._question_share > 0
         self.questions: QuestionCounts | None = None
         self.num_in_all: int | None = None
         self.num_tokens_in_all: int | None = None
@@ -327,7 +328,7 @@ class Documents:
         """
         if self.num_tokens_in_all is None:
             return min(1.0, length * self._num_read / max(1, self._num_tokens_read))
-        num_needed = (1 - self._data.questions) * self._num_needed[length]
+        num_needed = (1 - self._question_share) * self._num_needed[length]
         return min(1.0, length * num_needed / max(1, self.num_tokens_in_all))
 
     def _estimate_used(self, document: Document) -> int:
@@ -345,7 +346,7 @@ class Documents:
         num_characters = 0
         with tempfile.TemporaryDirectory(prefix="ctxext-records-") as folder:
             pools = list(self._open_pools(Path(folder)))
-            if self._data.questions:
+            if self.has_questions:
                 pools = self._add_questions(pools)
             for pool, entry in _mix(pools):
                 if isinstance(entry, Conversation):
@@ -378,7 +379,7 @@ class Documents:
 
     def _add_questions(self, pools: Sequence[_Pool]) -> list[_Pool]:
         """Return the pools with one of questions, which has its share of the tokens."""
-        share, total = self._data.questions, sum(pool.weight for pool in pools)
+        share, total = self._question_share, sum(pool.weight for pool in pools)
         for pool in pools:
             pool.weight *= (1 - share) / total
         return [*pools, _Pool(share, lambda _: self._make_questions(pools))]
@@ -419,7 +420,7 @@ class Documents:
             for place, record in source.read(splits, self._seed):
                 if (read := reader.read(record, place)) is None:
                     continue
-                if self._data.questions and TEXT not in read:
+                if self.has_questions and TEXT not in read:
                     raise CtxextError(
                         f"{place} is not a text, so no questions can be made about it.",
                         hint="Use only texts, or remove --questions.",

@@ -90,6 +90,10 @@ class Finetuned:
 def make_readers(data: TrainingData, options: TrainingOptions) -> list[DocumentReader]:
     """Return the function that reads the documents of each stage; raise if the data does not fit the options."""
     shares = [stage.get(QUESTIONS) for stage in options.stages] or [None]
+    if data.questions is not None and shares != [None] * len(shares):
+        raise CtxextError(
+            "--questions is set by each stage of the run.", hint="Remove it, or the stages: --without stages."
+        )
     chosen = [data if share is None else dataclasses.replace(data, questions=share) for share in shares]
     return [data.reader(stage) for data, stage in zip(chosen, options.each_stage, strict=True)]
 

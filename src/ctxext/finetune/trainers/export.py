@@ -207,7 +207,7 @@ def _describe(trainer: Trainer, run: Run) -> dict[str, Any]:
 
 
 def _share_of_questions(run: Run) -> float:
-    return max([run.data.questions, *(stage.get("questions") or 0.0 for stage in run.options.stages)])
+    return max([run.data.questions or 0.0, *(stage.get("questions") or 0.0 for stage in run.options.stages)])
 
 
 def _has_short_steps(run: Run) -> bool:
