@@ -13,7 +13,16 @@ from ctxext.files.content import Progress, report_stage
 from ctxext.files.length import read_words
 from ctxext.files.output_directory import OverwriteOptions
 from ctxext.files.strict import parse_yaml
-from ctxext.finetune.stages import QUESTIONS, STAGED, adapt_stage, read_stages, resolve_stage, share_steps
+from ctxext.finetune.stages import (
+    QUESTIONS,
+    SET_BY_STAGES,
+    STAGED,
+    WITHOUT_STAGES,
+    adapt_stage,
+    read_stages,
+    resolve_stage,
+    share_steps,
+)
 from ctxext.options import (
     MAX_COUNT,
     HubOptions,
@@ -291,8 +300,8 @@ class TrainingOptions:
         ),
         Rule(
             _find_option_of_stages,
-            "--{found} is set by each stage of the run.",
-            "Remove it, or the stages: --without stages.",
+            SET_BY_STAGES,
+            WITHOUT_STAGES,
         ),
         Rule(
             lambda options: options.minutes and options.epochs,
@@ -302,7 +311,7 @@ class TrainingOptions:
         Rule(
             lambda options: options.stages and options.epochs,
             "--epochs cannot be combined with stages, which have --steps.",
-            "Remove it, or the stages: --without stages.",
+            WITHOUT_STAGES,
         ),
         Rule(
             lambda options: options.low_memory and options.checkpointing is False,
@@ -322,7 +331,7 @@ class TrainingOptions:
         Rule(
             lambda options: options.stages and options.keep_short,
             "--keep-short cannot be combined with stages.",
-            "Remove it, or the stages: --without stages.",
+            WITHOUT_STAGES,
         ),
     )
 

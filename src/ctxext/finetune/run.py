@@ -34,7 +34,7 @@ from ctxext.finetune.base import Base, describe_unused_method, open_model
 from ctxext.finetune.data import DataReport
 from ctxext.finetune.documents import Data, DocumentReader, TrainingData, to_training_data
 from ctxext.finetune.options import CHANGEABLE, MASKED_SHARE, Reporter, RunOptions, TrainingOptions
-from ctxext.finetune.stages import QUESTIONS
+from ctxext.finetune.stages import QUESTIONS, SET_BY_STAGES, WITHOUT_STAGES
 from ctxext.merge.run import ADAPTER, read_changes, save_adapter, write_merged
 from ctxext.notebook import table
 from ctxext.options import accepts_options
@@ -91,9 +91,7 @@ def make_readers(data: TrainingData, options: TrainingOptions) -> list[DocumentR
     """Return the function that reads the documents of each stage; raise if the data does not fit the options."""
     shares = [stage.get(QUESTIONS) for stage in options.stages] or [None]
     if data.questions is not None and shares != [None] * len(shares):
-        raise CtxextError(
-            "--questions is set by each stage of the run.", hint="Remove it, or the stages: --without stages."
-        )
+        raise CtxextError(SET_BY_STAGES.format(found=QUESTIONS), hint=WITHOUT_STAGES)
     chosen = [data if share is None else dataclasses.replace(data, questions=share) for share in shares]
     return [data.reader(stage) for data, stage in zip(chosen, options.each_stage, strict=True)]
 
