@@ -61,8 +61,8 @@ def test_stages_are_read_from_lists_and_json():
         ({"stages": [{"steps": True}]}, '"True" is not a value of steps'),
         ({"stages": [{"steps": 1, "checkpointing": 1}]}, '"1" is not a value of checkpointing'),
         ({"stages": [{"steps": 1, "learning-rate": -1}]}, "--learning-rate must be above 0"),
-        ({"learning_rate": 1e-3}, "--learning-rate is set by each stage"),
-        ({"window": 16}, "--window is set by each stage"),
+        ({"learning_rate": 1e-3}, "--learning-rate is set by the stages"),
+        ({"window": 16}, "--window is set by the stages"),
         ({"epochs": 1.0}, "--epochs cannot be combined with stages"),
         ({"keep_short": True}, "--keep-short cannot be combined with stages"),
         ({"factor": 2.0}, "--factor needs --method"),
@@ -76,7 +76,7 @@ def test_wrong_stages_are_refused(changes, message):
 @pytest.mark.parametrize("share", [0.0, 0.5])
 def test_a_share_of_questions_beside_those_of_the_stages_is_refused(share):
     options = staged(stages=[{"steps": 1, "questions": 0.85}, {"steps": 1}])
-    with pytest.raises(CtxextError, match="--questions is set by each stage"):
+    with pytest.raises(CtxextError, match="--questions is set by the stages"):
         make_readers(TrainingData(records=({"text": "A text."},), questions=share), options)
     readers = make_readers(TrainingData(records=({"text": "A text."},)), options)
     assert [reader.args[0].questions for reader in readers] == [0.85, None]

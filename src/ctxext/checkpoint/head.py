@@ -115,10 +115,11 @@ class Head:
         """
         # Into one tensor: a small one for each piece would lie where the logits of the piece were, and the next ones
         # would not fit there, so that the process would grow to length × vocabulary.
-        losses = torch.zeros(len(targets), device=hidden.device)
+        losses = torch.zeros(len(targets), dtype=torch.float32, device=hidden.device)
         for piece in self.pieces(hidden, positions_at_once(self.model)):
-            logits = self(hidden[:, piece], ids[:, piece])[0].float()
-            losses[piece] = torch.nn.functional.cross_entropy(logits, targets[piece], reduction="none")
+            losses[piece] = torch.nn.functional.cross_entropy(
+                self(hidden[:, piece], ids[:, piece])[0].float(), targets[piece], reduction="none"
+            )
         return losses
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:

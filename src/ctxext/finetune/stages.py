@@ -16,7 +16,7 @@ STAGED = (
     *("learning_rate", "rate_floor", "warmup", "checkpointing"),
 )
 """Options of the training that a stage may have."""
-SET_BY_STAGES = "--{found} is set by each stage of the run."
+SET_BY_STAGES = "--{found} is set by the stages of the run."
 WITHOUT_STAGES = "Remove it, or the stages: --without stages."
 """Error and hint for an option that stages exclude."""
 _RESOLVED = "short_length"

@@ -145,9 +145,10 @@ def key_tokens(evaluator: LoadedModel, ids: Sequence[int], window: int, step: in
     """
     text = torch.tensor([list(ids)], device=evaluator.device)
     with_text = token_losses(evaluator, text)[0, window - 1 :]
-    parts = []
+    without_text = torch.empty_like(with_text)
     for end in range(window, len(ids), step):
         following = min(end + step, len(ids))
-        parts.append(token_losses(evaluator, text[:, end - window : following], last=following - end)[0])
-    is_key = (torch.cat(parts) - with_text > GAIN) & (with_text < LOSS)
+        losses = token_losses(evaluator, text[:, end - window : following], last=following - end)[0]
+        without_text[end - window : following - window] = losses
+    is_key = (without_text - with_text > GAIN) & (with_text < LOSS)
     return is_key.nonzero()[:, 0] + window

@@ -258,8 +258,10 @@ def measure(
     """
     size = loaded.rows_that_fit(eval_set.documents.shape[1])
     starts = range(0, len(eval_set.documents), size)
-    pieces = [token_losses(loaded, eval_set.documents[start : start + size].to(loaded.device)) for start in starts]
-    document_losses = [float(loss) for piece in pieces for loss in piece.mean(1)]
+    document_losses = list[float]()
+    for start in starts:  # Numbers, because a kept tensor would lie where freed logits were.
+        losses_of_batch = token_losses(loaded, eval_set.documents[start : start + size].to(loaded.device))
+        document_losses += losses_of_batch.mean(1).tolist()
     measurement = Measurement(document_losses, {}, {}, eval_set.lengths, eval_set.num_prompts, eval_set.num_depths)
     for first in range(0, eval_set.num_questions, _ROUND):
         for length, questions in eval_set.questions.items():
