@@ -298,11 +298,7 @@ class TrainingOptions:
             "--factor needs --method.",
             "Add --method yarn, or convert the source first.",
         ),
-        Rule(
-            _find_option_of_stages,
-            SET_BY_STAGES,
-            WITHOUT_STAGES,
-        ),
+        Rule(_find_option_of_stages, SET_BY_STAGES, WITHOUT_STAGES),
         Rule(
             lambda options: options.minutes and options.epochs,
             "--minutes cannot be combined with --epochs.",

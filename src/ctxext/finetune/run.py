@@ -90,7 +90,7 @@ class Finetuned:
 def make_readers(data: TrainingData, options: TrainingOptions) -> list[DocumentReader]:
     """Return the function that reads the documents of each stage; raise if the data does not fit the options."""
     shares = [stage.get(QUESTIONS) for stage in options.stages] or [None]
-    if data.questions is not None and shares != [None] * len(shares):
+    if data.questions is not None and any(share is not None for share in shares):
         raise CtxextError(SET_BY_STAGES.format(found=QUESTIONS), hint=WITHOUT_STAGES)
     chosen = [data if share is None else dataclasses.replace(data, questions=share) for share in shares]
     return [data.reader(stage) for data, stage in zip(chosen, options.each_stage, strict=True)]
